@@ -20,6 +20,7 @@ something to send, and `_Write.finished` while its last bytes are being written.
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -28,6 +29,7 @@ import trio
 from streams import messages
 from streams.engine.framing import NUMBERED, PLAIN, Framing
 from streams.engine.notices import Notices
+from streams.engine.posts import Taker
 from streams.engine.receipts import Receipts, Separation
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, Missing, Refusal, Unavailable, refusal
@@ -142,6 +144,11 @@ class Session:
     async def save(self) -> None:
         """Store its log level and its subscriptions, where the session outlives its connection."""
         await self.on_change()
+
+    @cached_property
+    def name(self) -> str:
+        """A name that no other session has, at any replica."""
+        return new_request_id()
 
     @property
     def confirms(self) -> bool:
@@ -411,9 +418,24 @@ class Delivery:
             return []
         return [line for dialect in self.dialects if (line := dialect.end(self.stream.id))]
 
-    def supersede(self, by: "Connection") -> None:
-        """Another delivery has taken the place of this one: the newest wins."""
-        if self.granted is not None and by.session is not self.connection.session:
+    @property
+    def taker(self) -> Taker:
+        """See `Follower.taker`."""
+        response = None if self.granted is None else self.granted.name
+        return Taker(self.reader.name, self.waiting_id, response)
+
+    def give_way(self, by: Taker) -> None:
+        """See `Follower.give_way`."""
+        mine = self.taker
+        is_other = by.session != mine.session
+        if by.response is not None and self.granted is not None:
+            is_same = not is_other and by.response == mine.response
+        else:
+            is_same = not is_other and by.waiting_id == mine.waiting_id
+        if is_same:
+            self.drop()
+            return
+        if self.granted is not None and is_other:
             self.granted.ended = "superseded"  # else the client would resume and displace in turn
         self.end("superseded")
 
@@ -425,6 +447,12 @@ class Delivery:
             self._close(messages.error(self.waiting_id, refusal(reason)))
         else:
             self._close(b"")
+
+    def move(self, stream: Stream) -> None:
+        """Go on with another object of the same stream, which this replica has taken over."""
+        self.stream = stream
+        stream.attach(self)
+        self.wake()
 
     def answer(self, line: bytes) -> None:
         """See `Follower.answer`."""
@@ -458,6 +486,10 @@ class Delivery:
             return False
         self.connection.hang_up()
         return True
+
+    def hang_up(self) -> None:
+        """See `Follower.hang_up`."""
+        self.connection.hang_up()
 
     def drop(self) -> None:
         """See `Follower.drop`."""

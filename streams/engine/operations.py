@@ -17,6 +17,7 @@ from streams import messages
 from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
+from streams.engine.posts import Taker
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
@@ -199,7 +200,7 @@ class Operations:
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
-        stream.is_findable = stream.stays = True
+        stream.await_again()
         stream.leave()  # no more progress is numbered under the token of another client
         try:
             missed, after = await self._missed(stream)
@@ -328,10 +329,7 @@ class Operations:
         if granted.ended:
             raise refusal(granted.ended)
         _check_cursor(stream, event.seq)
-        if (current := stream.displace()) is not None:
-            # The same response continues here, so its client must not get an error.
-            assert isinstance(current, Delivery)
-            current.drop() if current.granted is granted else current.supersede(connection)
+        current = stream.displace()
         speaks = session.settings.dialects
         called_as = granted.reply_id if granted.is_call else None
         delivery = Delivery(
@@ -346,6 +344,8 @@ class Operations:
             is_wait=granted.is_wait,
             granted=granted,
         )
+        if current is not None:
+            current.give_way(delivery.taker)
         connection.attach(delivery)
 
     async def load(self, session: HttpSession, event_id: str) -> None:
@@ -562,14 +562,8 @@ class Operations:
 
 def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
     """End the attached delivery, whether its connection lives or not: the newest wins."""
-    current = stream.displace()
-    if current is None:
-        return
-    assert isinstance(current, Delivery)
-    if current.connection.session is by.session and current.waiting_id == reply_id:
-        current.drop()  # the same client asks again under this id, which must not get an error
-    else:
-        current.supersede(by)
+    if (current := stream.displace()) is not None:
+        current.give_way(Taker(by.session.name, reply_id))
 
 
 def _cursor(stream: Stream, intent: Resume | Poll, event_ids: EventIds | None) -> int | None:

@@ -58,6 +58,12 @@ class Rerun:
         return self._restart.state
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the store has kept all lines that are expected once more."""
+        lost = self._record.lost
+        return lost is None or lost[1] <= self._restart.seq
+
+    @property
     def is_over(self) -> bool:
         """Whether all expected lines have come."""
         return self._position == self._record.last

@@ -70,7 +70,7 @@ class HttpSession(Session):
         super().__init__(caller or _nameless(key))
         self.is_anonymous = caller is None
         self._begun: WeakSet[Stream] = WeakSet()
-        self.key = key
+        self.key = self.name = key
         self.seen_at = 0.0  # when it was used last, in wall time
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
         # Around the event stream that belongs to no request, while the client has it open.

@@ -20,10 +20,11 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import LIVE, Event, ProgressToken, Question, StreamState
+from streams.engine.posts import Taker
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
-from streams.journal.records import Ack, Append, Close, Create, Forget, Record
+from streams.journal.records import Ack, Append, Close, Create, Forget, Record, Restore
 from streams.keys import Keyring, new_request_id
 from streams.limits import Limits, Overflow
 from streams.messages import LEVELS, Message, RequestId, Run
@@ -42,6 +43,10 @@ _T = TypeVar("_T")
 
 class Reader(Protocol):
     """The client of a delivery. Two deliveries to one client have the same object."""
+
+    @property
+    def name(self) -> str:
+        """The name of its session."""
 
     @property
     def level(self) -> str:
@@ -80,6 +85,17 @@ class Follower(Protocol):
     def wake(self) -> None:
         """The stream may have something to deliver."""
 
+    @property
+    def taker(self) -> Taker:
+        """The client and its request, for a delivery that is displaced by this one."""
+
+    def give_way(self, by: Taker) -> None:
+        """The newest delivery wins: this one was displaced, and tells its client so.
+
+        It tells nothing to a client that has asked again under the same id, or continues the same
+        response: that client must not get an error.
+        """
+
     def drop(self) -> None:
         """Detach from the stream and send nothing more."""
 
@@ -88,6 +104,9 @@ class Follower(Protocol):
 
     def fail(self, refused: Refusal) -> None:
         """Detach from the stream and send this error to the client."""
+
+    def hang_up(self) -> None:
+        """Close the connection: the client comes back, perhaps to another replica."""
 
     def let_go(self) -> bool:
         """Detach if the client can resume. False, and nothing done, if that would lose a call."""
@@ -145,6 +164,7 @@ class Stream:
         "is_findable",
         "is_held",
         "is_left",
+        "is_lost",
         "is_progress_wanted",
         "is_reachable",
         "is_recorded",
@@ -211,7 +231,8 @@ class Stream:
         # back to it. If its result is the first thing that the handler sends, it is sent as a plain
         # response, and nothing is ever stored. A new stream is *held* while its delivery waits for
         # the first message. Then one write has the announcement and a result that comes soon.
-        self.is_deferred = self.is_held = self.is_left = False
+        # A stream is *lost* once another replica has taken it over.
+        self.is_deferred = self.is_held = self.is_left = self.is_lost = False
         # A *findable* call can be found by its caller again, by a short name or by making the same
         # call (`streams.server.patience`). While it is *left*, its last client has stopped waiting
         # for it: then progress is not numbered. The response of a call that may be asked for again
@@ -261,7 +282,9 @@ class Stream:
         """Give the record to the journal, if that is deferred."""
         if self.is_deferred:
             self.is_deferred = False
-            self._committer.add(Create(self.record))
+            # In a shared journal other replicas find it by its names from now on.
+            names = self.names if self.record.owner and self.record.is_announced else ()
+            self._committer.add(Create(self.record, names))
             self._committer.mark(self, 0)  # calls `committed` when the record is durable
             self._on_stored(self)
 
@@ -336,7 +359,7 @@ class Stream:
         """
         rerun = self.rerun
         first_id = None if rerun is None else await self._compared(rerun.asked(method, params))
-        request_id = new_request_id() if first_id is None else first_id
+        request_id = self._new_request_id() if first_id is None else first_id
         answer = Answer(self) if first_id is None else self._rerun_answers[first_id]
         try:
             if first_id is None:
@@ -349,6 +372,13 @@ class Stream:
             if self._answers.get(request_id, answer) is answer:  # else it is asked once more
                 self._answers.pop(request_id, None)
                 self.state.questions.pop(request_id, None)
+
+    def _new_request_id(self) -> str:
+        """An id for a request. Any replica that gets the answer finds the stream by it."""
+        request_id = new_request_id()
+        if not self.record.owner:
+            return request_id
+        return f"{request_id}.{self._keyring.names(self.id)[0].hex()}"
 
     async def _send_request(self, request_id: RequestId, line: bytes) -> None:
         await self._let_out_ahead_of(line)
@@ -370,6 +400,10 @@ class Stream:
 
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
+        self.take_progress_token(token)
+
+    def take_progress_token(self, token: ProgressToken | None) -> None:
+        """Report progress under this token, that of the client that is attached now."""
         self._progress_token = token
         self.is_progress_wanted = self._asked_for_progress or token is not None
 
@@ -380,8 +414,8 @@ class Stream:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the server shuts down, and will restart the call when it is back."""
-        return self.rerun is not None and self.rerun.is_suspended
+        """Whether the call goes on later, in a server that is back or at another replica."""
+        return self.is_lost or (self.rerun is not None and self.rerun.is_suspended)
 
     @property
     def level(self) -> str:
@@ -552,6 +586,16 @@ class Stream:
         if seq or not self.is_held:
             self.release()
 
+    def hand_elsewhere(self, last: int, size: int) -> None:
+        """The delivery at another replica has handed so much; see `StreamState.hand_elsewhere`."""
+        self._newest_handed = last
+        self.state.committed(last)
+        if self.state.hand_elsewhere(last, size):
+            self._delivered()
+        if self.state.questions:
+            self.let_answer(self._reader, last)
+        self.make_use_of_room()
+
     def hand(self, runs: Sequence[Run], last: int) -> None:
         """The attached delivery has handed these runs, up to `last`, to its sender."""
         self._newest_handed = last
@@ -578,6 +622,10 @@ class Stream:
         else:
             line = messages.answer(message)
             self.rerun.keep_answer(seq, line, lambda: answer.give(message))
+
+    def restoration(self) -> Restore:
+        """The change that puts its record back where a store has lost the newest one."""
+        return Restore(self.record.fence, self.state.restored(self.record))
 
     def close(self, event: Event) -> Close:
         """Abandon or cancel the stream; returns the change for the journal."""
@@ -637,6 +685,11 @@ class Stream:
         self.acknowledge(seq)
         return True
 
+    def confirm_as(self, session: str, seq: int) -> None:
+        """As `confirm`, by the client of the session with this name, from another replica."""
+        if self._reader is not None and self._reader.name == session:
+            self.confirm(self._reader, seq)
+
     def prove(self, delivery_number: int, seq: int) -> None:
         """A sign of life shows that a delivery was read up to `seq`. Only the newest one counts."""
         if delivery_number == self.newest:
@@ -665,6 +718,10 @@ class Stream:
         self.is_left = False
         if self.on_attach is not None:
             self.on_attach(self)
+
+    def await_again(self) -> None:
+        """A client waits for the call by its name, or by making the same call."""
+        self.is_findable = self.stays = True
 
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""

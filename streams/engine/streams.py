@@ -7,13 +7,14 @@ has. Evicted ones are loaded when a client asks for them (`streams.engine.cache`
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
+from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
 from streams.engine.rerun import Rerun
@@ -38,6 +39,19 @@ STORED_AT_ONCE: Final = 100  # deferred streams, at 20 µs each; then other task
 
 # How long a sum of bytes is used. A principal with thousands of streams may begin thousands more.
 WEIGHED_EVERY_S: Final = 1.0
+
+
+class Others(Protocol):
+    """The other replicas of a journal that is shared, as its streams see them."""
+
+    def here(self, stream_id: str) -> FollowedStream | None:
+        """The stream of this id that is followed here."""
+
+    async def follow(self, record: Record) -> Stream | None:
+        """The stream of a record, which another replica owns; None if that is no longer so."""
+
+    async def adopt(self, record: Record) -> Stream:
+        """Hold a stream that this replica owns from now on."""
 
 
 class Streams:
@@ -69,6 +83,7 @@ class Streams:
         self._has_deferred = trio.Event()
         self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
+        self.replicas: Others | None = None  # where the journal is shared
         # The principals of ended sessions: never more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
 
@@ -76,6 +91,8 @@ class Streams:
         """Take over the streams of the journal; returns those whose calls are to be restarted."""
         totals = await self._journal.totals()
         self.index.last_number, self.index.evicted = totals.last_number, totals.evicted
+        if self.replicas is not None:  # it takes over what is free, and loads what is asked for
+            return []
         for record in await self._journal.claim():
             self._take_over(record)
         self.sessions.take_over(*await self._journal.sessions(), self.index)
@@ -101,6 +118,56 @@ class Streams:
             self._forget(stream)
         elif record.outcome is Outcome.LIVE and stream.rerun is None:
             self.interrupt(stream)
+
+    def adopt(self, record: Record, grants: Sequence[Grant]) -> Stream:
+        """Hold a stream of another replica that is gone. A call that cannot restart ends."""
+        stream = self._hold_stored(record, trio.current_time())
+        self.sessions.load(stream, grants)
+        is_live = record.outcome is Outcome.LIVE
+        if not record.is_announced:
+            self._forget(stream)
+        elif is_live and (stream.rerun is None or not stream.rerun.is_whole):
+            self.interrupt(stream)
+        return stream
+
+    def lose(self, stream: Stream) -> None:
+        """Another replica has taken over this stream: its handler stops, and its client leaves."""
+        if self.index.get(stream.id) is not stream:
+            return
+        stream.is_lost = True
+        stream.scope.cancel()
+        self.index.remove(stream)
+        self._deferred.pop(stream, None)
+        self._due.pop(stream, None)
+        self.cache.lose(stream)
+        self._deadlines.forget(stream)
+        self.sessions.forget(stream)
+        if (delivery := stream.delivery) is not None:
+            delivery.hang_up()
+
+    async def follow(self, record: Record) -> Stream | None:
+        """See `Owner.follow`."""
+        assert self.replicas is not None
+        if record.owner == self._journal.replica:
+            return await self.replicas.adopt(record)
+        return await self.replicas.follow(record)
+
+    def here(self, stream_id: str) -> Stream | None:
+        """The stream of this id, if it is in memory, of this replica or followed."""
+        stream = self.index.get(stream_id)
+        if stream is None and self.replicas is not None:
+            return self.replicas.here(stream_id)
+        return stream
+
+    def answer(self, stream: Stream, message: Message) -> None:
+        """The client's answer to an open request of this stream."""
+        answer = self.answers.get(message.id) if isinstance(message.id, str) else None
+        if answer is not None and answer.stream is stream:
+            assert isinstance(message.id, str)
+            question = stream.state.questions.pop(message.id, None)
+            del self.answers[message.id]
+            if question is not None:
+                stream.answered(answer, question.seq, message)
 
     def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
         """See `Owner.load`."""
@@ -206,7 +273,10 @@ class Streams:
 
     def cancel(self, stream: Stream) -> None:
         """The client cancels the call."""
-        self._close(stream, Event.CANCEL)
+        if isinstance(stream, FollowedStream):
+            stream.stop()
+        else:
+            self._close(stream, Event.CANCEL)
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its delivery, or its client has all of it."""
@@ -263,6 +333,9 @@ class Streams:
 
     def drop(self, stream: Stream) -> None:
         """Stop the handler and keep nothing: no client can resume the stream, or none needs to."""
+        if isinstance(stream, FollowedStream):
+            stream.stop(is_dropped=True)
+            return
         stream.scope.cancel()
         self._forget(stream)
         if stream.delivery is not None:

@@ -64,7 +64,7 @@ class Alone:
         await trio.lowlevel.checkpoint()
         return False
 
-    async def send(self, replica: str, *bodies: bytes) -> None:
+    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
         """See `Journal.send`."""
         await trio.lowlevel.checkpoint()
 

@@ -88,7 +88,7 @@ class Lookups(Protocol):
         """
 
     async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
-        """The id of the stream that was given this name, by `Evict` or by `Create`.
+        """The id of the stream that was given this name last, by `Evict` or by `Create`.
 
         With `is_secret` only its owner can ask for it, so an unknown one may be answered sooner.
         """
@@ -205,10 +205,16 @@ class Journal(Lookups, Protocol):
         """End `follow`."""
 
     async def post(self, stream: str, *bodies: bytes) -> bool:
-        """Send messages to the owner of a stream. False, and nothing is sent, if it has none."""
+        """Send messages to the owner of a stream, which may be this replica.
 
-    async def send(self, replica: str, *bodies: bytes) -> None:
-        """Send messages to a replica, or with "" to all others. They are lost if it is gone."""
+        False, and nothing is sent, if it has no owner.
+        """
+
+    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+        """Send messages about a stream to a replica, or with "" to all others that live.
+
+        They are lost if it is gone.
+        """
 
     async def news(self) -> News:
         """Wait for news. A post is received once; one task at a time may wait."""

@@ -1,0 +1,650 @@
+"""This process as one of several replicas, which share a journal.
+
+Each stream has one owner, which runs its handler. The other replicas follow it for the clients that
+are attached to them (`streams.engine.followed`). This module does what that takes: it renews the
+lease of this replica and watches those of the others, takes over the streams of one that is gone,
+receives the news of the journal, and sends and handles the posts between replicas.
+
+An owner sees a client that is attached at another replica as a `RemoteFollower`.
+
+A lease needs no clock that replicas share. Each replica counts up, and one whose count stands still
+for `lease_s` of another's own time, in which that one could use the journal, is gone.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.clock import backoff_s
+from streams.engine import posts
+from streams.engine.committer import Committer
+from streams.engine.connection import Delivery
+from streams.engine.followed import FollowedStream
+from streams.engine.lifecycle import LIVE
+from streams.engine.posts import Taker, ToOwner, ToReplica
+from streams.engine.retry import patiently
+from streams.engine.stream import Follower, Stream
+from streams.engine.streams import Streams
+from streams.errors import Conflict, Gone, Refusal, Unavailable, refusal
+from streams.journal.contract import Journal, News, Post
+from streams.journal.records import Record, Restore
+from streams.keys import Keyring
+from streams.limits import Limits
+from streams.logs import log
+
+# How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
+BEATS: Final = 8
+# A post is sent again after this time where the journal takes nothing.
+RETRY_FIRST_S: Final = 0.02
+RETRY_LAST_S: Final = 0.5
+LOOKED_UP_AT_ONCE: Final = 50  # streams, after news were lost
+
+
+class RemoteReader:
+    """The client of a delivery at another replica."""
+
+    def __init__(self, name: str, level: str, *, confirms: bool) -> None:
+        self.name = name
+        self.level = level
+        self.confirms = confirms
+
+
+class RemoteFollower:
+    """A delivery at another replica: the `Follower` of a stream that is owned here."""
+
+    def __init__(self, stream: Stream, replica: str, attach: posts.Attach, tell: "Tell") -> None:
+        self.number = 0
+        self.replica = replica
+        self.start = attach.start
+        self.position = attach.position
+        self.written = attach.position - 1
+        self.reply_id = attach.reply_id
+        self.taker = attach.taker
+        self.number_there = attach.number
+        self.reader = RemoteReader(attach.taker.session, attach.level, confirms=attach.confirms)
+        self._stream = stream
+        self._tell = tell
+
+    def wake(self) -> None:
+        """The replica hears of it from the journal."""
+
+    def give_way(self, by: Taker) -> None:
+        """See `Follower.give_way`."""
+        self._end(posts.Ended(self.number_there, superseded_by=by))
+
+    def hang_up(self) -> None:
+        """See `Follower.hang_up`: the replica tells its client as soon as it knows the owner."""
+
+    def drop(self) -> None:
+        """See `Follower.drop`."""
+        self._end(posts.Ended(self.number_there))
+
+    def answer(self, line: bytes) -> None:
+        """See `Follower.answer`."""
+        raise AssertionError("a stream that the journal does not have is followed by no replica")
+
+    def fail(self, refused: Refusal) -> None:
+        """See `Follower.fail`."""
+        self._end(posts.Ended(self.number_there, error=posts.error_of(refused)))
+
+    def let_go(self) -> bool:
+        """See `Follower.let_go`. The other replica alone knows whether its client can resume."""
+        self._tell(self.replica, self._stream.id, posts.Ended(self.number_there, is_released=True))
+        return True
+
+    def _end(self, post: posts.Ended) -> None:
+        self._tell(self.replica, self._stream.id, post)
+        self._stream.detach(self)
+
+
+Tell = Callable[[str, str, ToReplica], None]  # to a replica, about a stream
+
+
+class Engine(Protocol):
+    """The engine, as its replicas see it."""
+
+    def go_on(self, stream: Stream) -> None:
+        """Restart the call of a stream that was taken over, or end it as interrupted."""
+
+    def hang_up_all(self) -> None:
+        """Close all connections, so that their clients go to another replica."""
+
+    def tell_here(self, line: bytes, key: str | None) -> None:
+        """Send a notification to every client of this replica."""
+
+    def cancel_here(self, cancelled: posts.Cancelled) -> None:
+        """Cancel a request of a session, if this replica serves it."""
+
+    def share(self, replicas: int) -> None:
+        """So many replicas live, this one included."""
+
+
+class Replicas:
+    """The part of an engine that is about other replicas. `run` it in a task of its own."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        streams: Streams,
+        committer: Committer,
+        keyring: Keyring,
+        limits: Limits,
+        engine: Engine,
+    ) -> None:
+        self._journal = journal
+        self._streams = streams
+        self._committer = committer
+        self._keyring = keyring
+        self._limits = limits
+        self._engine = engine
+        self._followed: dict[str, FollowedStream] = {}
+        self._looks: dict[int, trio.MemorySendChannel[posts.View]] = {}
+        self._numbers = itertools.count(1)
+        # Posts for streams that are being taken over, until that is done.
+        self._adopting: dict[str, list[Post]] = {}
+        self._send, self._outbox = trio.open_memory_channel[tuple[str, str, bytes]](math.inf)
+        self._claims: dict[str, None] = {"": None}  # owners whose streams are free
+        self._has_claims = trio.Event()
+        self._has_claims.set()
+        self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
+        self._renewed_at = trio.current_time()
+        self.is_cut_off = False  # from the journal, for longer than the lease
+        self._nursery: trio.Nursery
+        streams.replicas = self
+        streams.sessions.on_change = self._tell_of_session
+        committer.on_refused = self.refused
+
+    @property
+    def lives(self) -> int:
+        """How many replicas live, this one included."""
+        return 1 + len(self._seen)
+
+    async def run(self) -> None:
+        """Live as a replica, for ever."""
+        async with trio.open_nursery() as self._nursery:
+            for task in (self._beat, self._listen, self._send_posts, self._claim_free):
+                self._nursery.start_soon(task)
+
+    # Leases
+
+    async def _beat(self) -> None:
+        """Renew the lease, and look at those of the others, for ever."""
+        pause_s = self._journal.lease_s / BEATS
+        while True:
+            try:
+                with trio.fail_after(self._journal.lease_s / 2):
+                    counts = await self._journal.renew()
+            except (Unavailable, trio.TooSlowError) as trouble:
+                self._missed_beat(trouble)
+            else:
+                if counts is None:
+                    self._lose_all()
+                else:
+                    self._look_at(counts)
+            self._forget_idle()
+            await trio.sleep(pause_s)
+
+    def _missed_beat(self, trouble: Exception) -> None:
+        late_s = trio.current_time() - self._renewed_at
+        if late_s < self._journal.lease_s or self.is_cut_off:
+            return
+        self.is_cut_off = True
+        if self._seen:  # others may have taken over by now
+            log.warning("the lease of this replica is over: its clients go elsewhere", why=trouble)
+            self._engine.hang_up_all()
+
+    def _look_at(self, counts: Mapping[str, int]) -> None:
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        # Where this replica itself has stood still, the others did not.
+        if now - self._renewed_at > lease_s / 2:
+            self._seen.clear()
+        self._renewed_at, self.is_cut_off = now, False
+        ours = self._journal.replica
+        for replica, count in counts.items():
+            was, since = self._seen.get(replica, (None, now))
+            if replica == ours:
+                continue
+            if count < 0 or (count == was and now - since >= lease_s):
+                self._seen.pop(replica, None)
+                self._gone(replica)
+            elif count != was:
+                self._seen[replica] = count, now
+        for replica in [each for each in self._seen if each not in counts]:
+            del self._seen[replica]
+            self._gone(replica)
+        self._engine.share(self.lives)
+
+    def _gone(self, replica: str) -> None:
+        """A replica is gone: its clients are detached, and its streams are free."""
+        for stream in self._streams.index:
+            follower = stream.delivery
+            if isinstance(follower, RemoteFollower) and follower.replica == replica:
+                stream.detach(follower)
+        self._claim(replica)
+
+    def _lose_all(self) -> None:
+        """All streams of this replica were taken over by others."""
+        lost = list(self._streams.index)
+        log.warning("other replicas have taken over all calls of this one", calls=len(lost))
+        for stream in lost:
+            self._streams.lose(stream)
+        self._renewed_at, self.is_cut_off = trio.current_time(), False
+        self._seen.clear()
+
+    def _forget_idle(self) -> None:
+        """Follow no stream any more that no client is attached to."""
+        for stream_id, stream in list(self._followed.items()):
+            idle_since = stream.state.idle_since
+            is_idle = idle_since is not None and stream.delivery is None
+            if is_idle and trio.current_time() - stream.seen_at > self._journal.lease_s:
+                del self._followed[stream_id]
+                self._nursery.start_soon(self._unfollow, stream_id)
+
+    async def _unfollow(self, stream_id: str) -> None:
+        try:
+            await self._journal.unfollow(stream_id)
+        except Unavailable as trouble:  # its news are ignored
+            log.debug("a stream is still followed", why=str(trouble))
+
+    # Taking over
+
+    def _claim(self, owner: str) -> None:
+        self._claims[owner] = None
+        self._has_claims.set()
+
+    async def _claim_free(self) -> None:
+        """Take over the streams that are free, for ever."""
+        while True:
+            await self._has_claims.wait()
+            self._has_claims = trio.Event()
+            while self._claims:
+                owner = next(iter(self._claims))
+                records = await patiently(partial(self._journal.claim, owner))
+                if records:
+                    await self._adopt(records)
+                else:
+                    del self._claims[owner]
+
+    async def _adopt(self, records: Sequence[Record]) -> None:
+        """These streams are ours from now on: their calls go on, or end as interrupted."""
+        log.info("took over calls", streams=len(records))
+        for record in records:
+            self._adopting.setdefault(record.stream, [])
+        for record in records:
+            await self.adopt(record)
+
+    async def adopt(self, record: Record) -> Stream:
+        """Hold a stream that this replica owns from now on, whose handler nobody runs."""
+        waiting = self._adopting.setdefault(record.stream, [])
+        grants = await patiently(partial(self._journal.grants, record.stream))
+        followed = self._followed.pop(record.stream, None)
+        former = self._streams.index.get(record.stream)
+        if former is not None:  # of an older lease
+            self._streams.lose(former)
+        stream = self._streams.adopt(record, grants)
+        if stream.rerun is not None and stream.state.outcome is LIVE:
+            await stream.reopen_questions()
+            self._engine.go_on(stream)
+        if followed is not None:
+            _move(followed.delivery, stream, is_kept=self._streams.index.get(stream.id) is stream)
+            await self._unfollow(record.stream)
+        del self._adopting[record.stream]
+        for post in waiting:
+            self._receive(post)
+        return stream
+
+    # Following
+
+    def here(self, stream_id: str) -> FollowedStream | None:
+        """The stream of this id that is followed."""
+        return self._followed.get(stream_id)
+
+    async def follow(self, record: Record) -> Stream | None:
+        """The stream of a record, which another replica owns, as that one knows it now.
+
+        None where its owner has changed meanwhile. Raises `Unavailable` where the owner is silent.
+        """
+        stream = self._followed.get(record.stream)
+        if stream is None:
+            found = await self._journal.follow(record.stream)
+            if found is None or found.owner in ("", self._journal.replica):
+                return None
+            stream = self._followed.get(record.stream) or FollowedStream(
+                found,
+                self._limits,
+                self._committer,
+                self._keyring,
+                self,
+                answers=self._streams.answers,
+            )
+            self._followed[record.stream] = stream
+        else:
+            stream.follow(record)
+        stream.seen_at = trio.current_time()
+        view = await self._look(stream)
+        owned = self._streams.index.get(record.stream)  # it may have been taken over meanwhile
+        return owned or (self._followed.get(record.stream) if view.is_known else None)
+
+    async def _look(self, stream: FollowedStream) -> posts.View:
+        """Ask the owner of a stream how it is. One that has died is asked through its heir."""
+        send, receive = trio.open_memory_channel[posts.View](1)
+        number = next(self._numbers)
+        self._looks[number] = send
+        try:
+            stream.look(number)
+            with trio.fail_after(2 * self._journal.lease_s + 1):
+                return await receive.receive()
+        except trio.TooSlowError:
+            raise Unavailable("the replica that runs the call does not answer") from None
+        finally:
+            del self._looks[number]
+
+    def left(self, stream: FollowedStream) -> None:
+        """See `Home.left`."""
+        stream.seen_at = trio.current_time()
+
+    async def _refresh(self, stream_id: str) -> None:
+        """A followed stream may have changed."""
+        stream = self._followed.get(stream_id)
+        if stream is None:
+            return
+        record = await patiently(partial(self._journal.find, stream_id))
+        if self._followed.get(stream_id) is not stream:
+            return
+        if record is None:
+            del self._followed[stream_id]
+            if stream.delivery is not None:
+                stream.delivery.fail(refusal("stream_not_found"))
+            return
+        was = stream.owner
+        stream.follow(record)
+        if record.owner not in (was, "", self._journal.replica):
+            stream.attach_anew()
+        elif record.owner == "" and stream.delivery is not None:
+            await self._own(stream_id)
+
+    async def _own(self, stream_id: str) -> None:
+        """Own a stream that has no owner, for the client that is attached to it here."""
+        record = await patiently(partial(self._journal.take, stream_id))
+        if record is not None and record.owner == self._journal.replica:
+            await self.adopt(record)
+
+    # News
+
+    async def _listen(self) -> None:
+        """Receive news for ever."""
+        while True:
+            self.heard(await patiently(self._journal.news))
+
+    def heard(self, news: News) -> None:
+        """Act upon news."""
+        for post in news.posts:
+            self._receive(post)
+        if news.has_released:
+            self._claim("")
+        changed = news.changed
+        if news.is_all:
+            changed = frozenset(self._followed)
+            self._streams.sessions.doubt()
+            self._claim("")
+            self._nursery.start_soon(self._check_own)
+        for stream_id in changed:
+            if (stream := self._followed.get(stream_id)) is not None:
+                self._refresh_soon(stream)
+
+    def _refresh_soon(self, stream: FollowedStream) -> None:
+        if not stream.is_refreshing:
+            stream.is_refreshing = True
+            self._nursery.start_soon(self._refresh_once, stream)
+
+    async def _refresh_once(self, stream: FollowedStream) -> None:
+        await trio.lowlevel.checkpoint()
+        stream.is_refreshing = False  # what changes from now on needs another look
+        await self._refresh(stream.id)
+
+    def _receive(self, post: Post) -> None:
+        if post.stream in self._adopting:
+            self._adopting[post.stream].append(post)
+            return
+        try:
+            body = posts.decode(post.body)
+        except msgspec.DecodeError as error:
+            log.warning("a replica of another version has sent what is unknown", why=str(error))
+            return
+        if isinstance(body, ToReplica):
+            self._told(post.stream, body)
+            return
+        stream = self._streams.index.get(post.stream)
+        if stream is not None:
+            self._asked(stream, post.sender, body)
+        elif isinstance(body, posts.Look):
+            self._tell(post.sender, post.stream, posts.View(body.request, is_known=False))
+        else:
+            self._nursery.start_soon(self._pass_on, post, body)
+
+    async def _pass_on(self, post: Post, body: ToOwner) -> None:
+        """A post for a stream that this replica does not own any more, or has evicted."""
+        stream = await patiently(partial(self._streams.cache.find, post.stream))
+        if isinstance(stream, FollowedStream):
+            self.post(post.stream, body)
+        elif stream is not None:
+            self._asked(stream, post.sender, body)
+
+    # As the owner of a stream
+
+    def _asked(self, stream: Stream, sender: str, post: ToOwner) -> None:
+        """Another replica tells what its client does."""
+        match post:
+            case posts.Look():
+                self._tell(sender, stream.id, _view(stream, post.request))
+            case posts.Attach():
+                self._attach(stream, sender, post)
+            case posts.Moved() | posts.Left():
+                follower = stream.delivery
+                if isinstance(follower, RemoteFollower) and (
+                    follower.replica == sender and follower.number_there == post.number
+                ):
+                    _moved(stream, follower, post)
+            case posts.Delivered():
+                if stream.state.is_paged:
+                    stream.mark_delivered(post.seq)
+                else:
+                    stream.acknowledge(post.seq)
+            case posts.Acked():
+                stream.confirm_as(post.session, post.seq)
+            case posts.Answered():
+                self._streams.answer(stream, messages.parse(post.line))
+            case posts.Stopped():
+                self._streams.drop(stream) if post.is_dropped else self._streams.cancel(stream)
+            case posts.Leave():
+                stream.leave()
+            case posts.Awaited():
+                stream.await_again()
+            case posts.Token():
+                stream.progress_token = post.token
+            case posts.Told():
+                stream.is_reachable = True
+
+    def _attach(self, stream: Stream, sender: str, post: posts.Attach) -> None:
+        follower = stream.delivery
+        is_here = isinstance(follower, RemoteFollower) and (
+            follower.replica == sender and follower.number_there == post.number
+        )
+        if stream.state.is_tombstone:
+            error = posts.error_of(refusal(stream.state.outcome.value))
+            self._tell(sender, stream.id, posts.Ended(post.number, error=error))
+        elif is_here:
+            assert follower is not None
+            stream.attach(follower)
+        elif post.is_new:
+            displaced = stream.displace()
+            if displaced is not None:
+                displaced.give_way(post.taker)
+            stream.attach(RemoteFollower(stream, sender, post, self._tell))
+        # Else it was displaced while its peer was silent, and was told so.
+
+    def refused(self, stream_id: str, error: Exception) -> Sequence[Restore]:
+        """The journal does not take a change of this stream. Returns what mends that, if anything.
+
+        Another replica owns the stream by now; or the store has lost changes by a failover.
+        """
+        stream = self._streams.index.get(stream_id)
+        if stream is None:
+            return ()
+        if isinstance(error, _MENDABLE):
+            log.warning("the store has lost changes of a stream", stream=stream_id[:8])
+            return (stream.restoration(),)
+        log.warning("another replica has taken over a call of this one", stream=stream_id[:8])
+        self._streams.lose(stream)
+        return ()
+
+    async def _check_own(self) -> None:
+        """News were lost, perhaps by a failover: does the journal still have what we own?"""
+        waiting = iter(self._streams.index)
+        while some := list(itertools.islice(waiting, LOOKED_UP_AT_ONCE)):
+            async with trio.open_nursery() as nursery:
+                for stream in some:
+                    nursery.start_soon(self._check, stream)
+
+    async def _check(self, stream: Stream) -> None:
+        if not stream.is_recorded:
+            return
+        record = await patiently(partial(self._journal.find, stream.id))
+        if self._streams.index.get(stream.id) is not stream:
+            return
+        if record is None or record.last < stream.restoration().record.last:
+            self._committer.add(stream.restoration())
+        elif record.owner != self._journal.replica:
+            self._streams.lose(stream)
+
+    # As a replica that follows
+
+    def _told(self, stream_id: str, post: ToReplica) -> None:
+        """An owner, or another replica, tells something."""
+        stream = self._followed.get(stream_id)
+        match post:
+            case posts.View():
+                if stream is not None and post.is_known:
+                    stream.view(post)
+                elif stream is not None:
+                    self._refresh_soon(stream)
+                if (look := self._looks.get(post.request)) is not None:
+                    look.send_nowait(post)
+            case posts.Ended():
+                if stream is not None:
+                    stream.ended(post)
+            case posts.Cancelled():
+                self._engine.cancel_here(post)
+            case posts.SessionChanged():
+                self._streams.sessions.changed(post.key, is_over=post.is_over)
+            case posts.Notice():
+                self._engine.tell_here(post.line, post.key)
+
+    # Sending
+
+    def post(self, stream: str, post: ToOwner) -> None:
+        """See `Home.post`."""
+        self._send.send_nowait(("", stream, posts.encode(post)))
+
+    def _tell(self, replica: str, stream: str, post: ToReplica) -> None:
+        self._send.send_nowait((replica, stream, posts.encode(post)))
+
+    def broadcast(self, post: ToReplica) -> None:
+        """Tell all other replicas."""
+        self._send.send_nowait((_ALL, "", posts.encode(post)))
+
+    def _tell_of_session(self, key: str, is_over: bool) -> None:
+        self.broadcast(posts.SessionChanged(key, is_over))
+
+    async def _send_posts(self) -> None:
+        """Send posts for ever: those for one place together, each place's in their order."""
+        while True:
+            waiting = [await self._outbox.receive()]
+            with_more = self._outbox.statistics().current_buffer_used
+            waiting += [self._outbox.receive_nowait() for _ in range(with_more)]
+            places: dict[tuple[str, str], list[bytes]] = {}
+            for replica, stream, body in waiting:
+                places.setdefault((replica, stream), []).append(body)
+            async with trio.open_nursery() as nursery:
+                for (replica, stream), bodies in places.items():
+                    nursery.start_soon(self._send_to, replica, stream, bodies)
+
+    async def _send_to(self, replica: str, stream: str, bodies: Sequence[bytes]) -> None:
+        for attempt in itertools.count():
+            try:
+                if replica:
+                    to = "" if replica == _ALL else replica
+                    await self._journal.send(to, stream, *bodies)
+                    return
+                if await self._journal.post(stream, *bodies):
+                    return
+                if await self._handle_own(stream, bodies):
+                    return
+            except Unavailable as trouble:
+                log.debug("a post waits", why=str(trouble))
+            await trio.sleep(backoff_s(RETRY_FIRST_S, attempt, RETRY_LAST_S))
+
+    async def _handle_own(self, stream_id: str, bodies: Sequence[bytes]) -> bool:
+        """Posts for a stream without an owner: own it. False where another one does by now."""
+        stream = await self._streams.cache.find(stream_id)
+        if isinstance(stream, FollowedStream):
+            return False
+        for body in bodies:
+            self._receive(Post(self._journal.replica, stream_id, body))
+        return True
+
+
+_ALL: Final = "*"
+_MENDABLE: Final = (Gone, Conflict)  # the owner knows more than the store
+
+
+def _move(delivery: Follower | None, stream: Stream, *, is_kept: bool) -> None:
+    """Go on with a delivery of a stream that was followed, and is owned here from now on."""
+    if delivery is None:
+        return
+    assert isinstance(delivery, Delivery)
+    if is_kept:
+        delivery.move(stream)
+    else:
+        delivery.drop()
+
+
+def _moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Left) -> None:
+    """The delivery at another replica has come further, or is over."""
+    if isinstance(post, posts.Moved):
+        follower.position, follower.written = post.position, post.written
+        stream.hand_elsewhere(post.position, post.size)
+        stream.notify()
+    elif post.is_silent:
+        stream.fall_silent(follower)
+    else:
+        stream.detach(follower)
+
+
+def _view(stream: Stream, request: int) -> posts.View:
+    state = stream.state
+    idle_s = None if state.idle_since is None else trio.current_time() - state.idle_since
+    questions = {
+        request_id: (question.seq, question.line)
+        for request_id, question in state.questions.items()
+        if isinstance(request_id, str) and question.seq <= state.durable
+    }
+    return posts.View(
+        request=request,
+        delivered=state.delivered,
+        handed=state.handed,
+        idle_s=idle_s,
+        asked=stream.asked,
+        is_reachable=stream.is_reachable,
+        is_findable=stream.is_findable,
+        is_left=stream.is_left,
+        stays=stream.stays,
+        latest_progress=stream.latest_progress,
+        questions=questions,
+    )
