@@ -142,7 +142,8 @@ class MemoryJournal(Alone):
     def _drop(self, stream: str) -> None:
         del self._records[stream], self._runs[stream]
         for name in self._names_of.pop(stream, ()):
-            del self._names[name]
+            if self._names.get(name) == stream:
+                del self._names[name]
         self._rows.drop_grants_of_stream(stream)
 
     def _store(self, change: StreamChange, record: Record) -> None:

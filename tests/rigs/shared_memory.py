@@ -321,11 +321,11 @@ class SharedMemoryJournal:
         self._store.keep_posts(record.owner, posts)
         return True
 
-    async def send(self, replica: str, *bodies: bytes) -> None:
+    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
         await trio.lowlevel.checkpoint()
         others = [each for each in self._store.counts if each != self._replica]
         for each in [replica] if replica else others:
-            self._store.keep_posts(each, [Post(self._replica, "", body) for body in bodies])
+            self._store.keep_posts(each, [Post(self._replica, stream, body) for body in bodies])
 
     async def news(self) -> News:
         await trio.lowlevel.checkpoint()

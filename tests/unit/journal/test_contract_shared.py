@@ -315,8 +315,10 @@ async def test_names_of_a_new_stream_find_it_at_once(open_replica: OpenReplica) 
         for journal in (one, two):
             assert [await journal.named(name) for name in NAMES[:3]] == ["s", "s", None]
             assert await journal.named(NAMES[1], is_secret=True) == "s"
+        await applied(two, Create(record("t"), (NAMES[1],)))
+        assert await one.named(NAMES[1]) == "t"  # which was given it last
         await applied(one, Forget("s", 1))
-        assert await two.named(NAMES[0]) is None
+        assert [await two.named(name) for name in NAMES[:2]] == [None, "t"]
 
 
 # Lookups
@@ -528,14 +530,25 @@ async def test_a_claim_after_a_release_inherits_the_posts(open_replica: OpenRepl
 
 async def test_what_is_sent_reaches_one_replica_or_all_others(open_replica: OpenReplica) -> None:
     async with open_replica() as one, open_replica() as two, open_replica() as three:
-        await one.send(two.replica, b"1", b"2")
-        assert await posts_of(two, 2) == [(one.replica, "", b"1"), (one.replica, "", b"2")]
+        await one.send(two.replica, "s", b"1", b"2")
+        assert await posts_of(two, 2) == [(one.replica, "s", b"1"), (one.replica, "s", b"2")]
         assert not await has_news(three)
-        await one.send("", b"3")
+        await one.send("", "", b"3")
         for journal in (two, three):
             assert await posts_of(journal, 1) == [(one.replica, "", b"3")]
         assert not await has_news(one)
-        await one.send("no-such-replica", b"lost")
+        await one.send("no-such-replica", "s", b"lost")
+
+
+async def test_a_claim_inherits_no_posts_to_the_dead_as_a_follower(
+    open_replica: OpenReplica,
+) -> None:
+    """An answer of the owner to a replica that is gone is for no other replica."""
+    async with open_replica() as one, open_replica() as two:
+        await applied(two, Create(record()))
+        await two.send(one.replica, "s", b"answer")
+        assert await claimed(two, one.replica) == []
+        assert not await has_news(two)
 
 
 # Turns
