@@ -1,8 +1,10 @@
-"""The commands for the file of a journal: `verify`, `export` and `backup`."""
+"""The commands for a journal: `verify`, `export`, `backup` and `copy`."""
 
 from pathlib import Path
 
-from streams.cli.base import app
+from streams.cli.base import app, complain
+from streams.cli.serving import LEASE_MAX_S, LEASE_MIN_S, Seconds
+from streams.process.options import LEASE_S
 
 
 @app.command
@@ -58,3 +60,40 @@ def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
     from streams.cli.actions import journal
 
     return journal.backup(file, to, with_keys=with_keys)
+
+
+@app.command
+def copy(
+    source: str,
+    target: str,
+    /,
+    *,
+    keys: bool = False,
+    lease: Seconds = LEASE_S,
+    json: bool = False,
+) -> int:
+    """Copy all of a journal into a new one: a file or a store, while no process serves either.
+
+    Every record and every message is compared afterwards. A store with an incomplete copy is not
+    served; copy again to complete it.
+
+    Parameters
+    ----------
+    source
+        The journal: a file, or the URL of a store. Other users can see a command line: give a URL
+        with a password as MCP_STREAMS_COPY_SOURCE.
+    target
+        The new journal: a new file, or the URL of a store that has no journal there; with a
+        password, as MCP_STREAMS_COPY_TARGET.
+    keys
+        Copy the keys of its resume tokens as well: without them, no ticket works with the copy.
+    lease
+        The lease of the replicas of a store: it is watched for so long to see that none lives.
+    json
+        Print what was copied as JSON.
+    """
+    from streams.cli.actions import copy as copying
+
+    if not LEASE_MIN_S <= lease <= LEASE_MAX_S:
+        return complain(f"--lease: write seconds, {LEASE_MIN_S:g} to {LEASE_MAX_S:g}.")
+    return copying.run(source, target, with_keys=keys, lease_s=lease, as_json=json)
