@@ -30,7 +30,7 @@ _NAMED_SECRET: Final = re.compile(
 )
 # The user and the password in the URL of a store. It ends at the last @: a password may have any.
 _STORE_SECRET: Final = re.compile(
-    r"\b(?P<scheme>(?:redis|valkey)[a-z+]*://)[^\s\"']*@", re.IGNORECASE
+    r"\b(?P<scheme>(?:redis|valkey|unix)[a-z+]*://)[^\s\"']*@", re.IGNORECASE
 )
 
 # A peer's words must not move a terminal's cursor, be invisible, or look like other words. So: C0

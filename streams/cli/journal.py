@@ -1,8 +1,11 @@
-"""The commands for the file of a journal: `verify`, `export` and `backup`."""
+"""The commands for a journal: `verify`, `export`, `backup` and `copy`."""
 
 from pathlib import Path
 
-from streams.cli.base import app
+from streams.cli.base import app, complain
+from streams.cli.serving import LEASE_MAX_S, LEASE_MIN_S, Seconds
+from streams.journal.addresses import is_url, without_secrets
+from streams.process.options import LEASE_S
 
 
 @app.command
@@ -42,7 +45,7 @@ def export(file: Path, /, *, to: Path | None = None) -> int:
 
 
 @app.command
-def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
+def backup(file: str, to: str, /, *, with_keys: bool = False) -> int:
     """Copy a journal, which may be in use, to a new file, with all that it has acknowledged.
 
     Parameters
@@ -57,4 +60,48 @@ def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
     """
     from streams.cli.actions import journal
 
-    return journal.backup(file, to, with_keys=with_keys)
+    if is_url(file):
+        return complain(
+            f"{without_secrets(file)} has the backups of its own server: BGSAVE, or its append-only "
+            "file. While no replica serves it, mcp-streams copy makes a file of it."
+        )
+    if is_url(to):
+        return complain("A backup is a file. mcp-streams copy moves a journal to a store.")
+    return journal.backup(Path(file), Path(to), with_keys=with_keys)
+
+
+@app.command
+def copy(
+    source: str,
+    target: str,
+    /,
+    *,
+    keys: bool = False,
+    lease: Seconds = LEASE_S,
+    json: bool = False,
+) -> int:
+    """Copy all of a journal into a new one: a file or a store, while no process serves either.
+
+    Every record and every message is compared afterwards. A store with an incomplete copy is not
+    served; copy again to complete it.
+
+    Parameters
+    ----------
+    source
+        The journal: a file, or the URL of a store. Other users can see a command line: give a URL
+        with a password as MCP_STREAMS_COPY_SOURCE.
+    target
+        The new journal: a new file, or the URL of a store that has no journal there; with a
+        password, as MCP_STREAMS_COPY_TARGET.
+    keys
+        Copy the keys of its resume tokens as well: without them, no ticket works with the copy.
+    lease
+        The lease of the replicas of a store: it is watched for so long to see that none lives.
+    json
+        Print what was copied as JSON.
+    """
+    from streams.cli.actions import copy as copying
+
+    if not LEASE_MIN_S <= lease <= LEASE_MAX_S:
+        return complain(f"--lease: write seconds, {LEASE_MIN_S:g} to {LEASE_MAX_S:g}.")
+    return copying.run(source, target, with_keys=keys, lease_s=lease, as_json=json)

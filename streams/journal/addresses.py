@@ -9,7 +9,8 @@ from typing import Final
 
 SCHEMES: Final = "redis://, rediss://, valkey://, valkeys://, redis+sentinel:// or redis+cluster://"
 _URL: Final = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?://", re.IGNORECASE)
-_SHOWN_PARAMETERS: Final = ("prefix",)  # any other may be a secret
+_SOCKET: Final = re.compile(r"(?:redis\+)?unix:///", re.IGNORECASE)
+_SHOWN_PARAMETERS: Final = ("prefix", "db", "ca", "cluster")  # any other may be a secret
 
 
 def is_url(journal: str) -> bool:
@@ -19,6 +20,8 @@ def is_url(journal: str) -> bool:
 
 def checked(url: str) -> str:
     """The URL of a store. Raises `ValueError`, which says what is wrong without its secrets."""
+    if _SOCKET.match(url):
+        return url
     if not _URL.match(url):
         scheme = url.partition("://")[0]
         raise ValueError(f"{scheme}://… is no store: name a file, or a URL with {SCHEMES}.")
