@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 import trio
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -154,8 +155,8 @@ class Course:
             async with cluster(plan, self._dice) as made:
                 books.notes.mkdir()
                 await self._serve(made, books, faults)
-        except NoServer as error:
-            self._failures.append(str(error))
+        except* NoServer as group:
+            self._failures += map(str, _leaves(group))
         books.close()
 
     async def _serve(self, made: Cluster, books: Books, faults: list[Fault]) -> None:
@@ -203,6 +204,15 @@ class Course:
             task_status.started()
             async for _ in signals:
                 (self._whole if self._faults.cancel_called else self._faults).cancel()
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors of a group of groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
 
 
 def _setting_of(fault: Fault) -> tuple[bool, int]:
@@ -271,13 +281,15 @@ def _print(report: Report) -> None:
         f"{settings.lease_s:g} s, on {report.store}, --seed {settings.seed}",
         soft_wrap=True,
     )
-    columns = ("times", "lost", "twice", "wrong", "told gaps", "take-overs", "longest silence")
-    table = Table("fault", *(Column(name, justify="right") for name in columns))
+    columns = ("times", "lost", "twice", "wrong", "gaps", "taken over", "silence", "promised")
+    table = Table("fault", *(Column(name, justify="right") for name in columns), box=SIMPLE)
     for row in report.rows:
         wrong = row.misordered + row.damaged + row.run_twice
         figures = (row.faults, row.lost, row.twice, wrong, row.gaps, row.taken_over)
-        table.add_row(row.fault, *map(str, figures), _silence(row))
+        table.add_row(row.fault, *map(str, figures), _silence(row), _promised(row))
     out.print(table)
+    if any(row.longest_outage_s for row in report.rows):
+        out.print("Silences are without the time in which the store was away.")
     for what in report.failures:
         out.print(what, markup=False, soft_wrap=True)
     if report.kept is not None:
@@ -285,7 +297,11 @@ def _print(report: Report) -> None:
 
 
 def _silence(row: Row) -> str:
-    longest = f"{row.longest_silence_s:.2f} s"
-    if row.longest_outage_s:
-        longest += f" (outage + {row.beyond_outage_s:.2f} s)"
-    return longest
+    """The longest one; without the time in which the store was away."""
+    return f"{row.beyond_outage_s:.2f} s"
+
+
+def _promised(row: Row) -> str:
+    if row.silence_max_s is None:
+        return ""
+    return f"≤ {row.silence_max_s:g} s"

