@@ -116,7 +116,7 @@ class Course:
 
     @property
     def failures(self) -> list[str]:
-        """What went wrong, in words."""
+        """The failures that are more than numbers."""
         return [*self._failures, *(what for books in self._books for what in books.failures)]
 
     @property

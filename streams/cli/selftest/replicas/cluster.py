@@ -36,7 +36,7 @@ _LIMITS: Final = (
 
 
 class Plan:
-    """What a cluster is made of; `with_copy` gives the store a copy that may become primary."""
+    """The parts of a cluster. `with_copy` gives the store a copy that may become primary."""
 
     def __init__(
         self,

@@ -284,7 +284,7 @@ def balancer_program() -> str | None:
 def store_program() -> tuple[str, str]:
     """The path of a store's program and its version, one with `WAITAOF` before one without.
 
-    Raises `NoServer` if there is none.
+    Raises `NoServer` if no store is installed.
     """
     found = [(path, _version(path)) for path in _store_programs()]
     for path, version in found:
