@@ -21,6 +21,7 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 | `sessions`, `sp:<principal>` | sorted set | sessions by when they expire |
 | `replicas`, `commits`, `epochs` | hash | of each replica: renewals, its last commit, its epoch |
 | `in:<replica>` | stream | posts to a replica; `in:` are for streams that wait for an owner |
+| `keys`, `copying` | string | keys of tokens; the marker of an unfinished copy |
 | `t:<name>` | string | the holder of a turn |
 | `c:<replica>` | channel | news for a replica; `c:` are for all |
 
@@ -49,12 +50,13 @@ async def open_redis_journal(
     *,
     lease_s: float = 2.0,
     durability: Durability = "power",
-    replicas_acked: int = 0,
+    replicas_acked: int | None = None,
     prefix: str | None = None,
     bytes_max: int | None = None,
     anonymous_bytes_max: int | None = None,
     session_idle_s: float = DAY_S,
     call_s: float = 5.0,
+    copies: bool = False,
 ) -> AsyncIterator["RedisJournal"]:
     """Open the journal in the store at `url`, as one replica of it, until the end of the block.
 
@@ -63,6 +65,7 @@ async def open_redis_journal(
     in memory (WAIT). `bytes_max` limits what all streams take, `anonymous_bytes_max` those of
     anonymous callers. A session that is not saved for `session_idle_s` seconds and an hour is
     deleted. No call takes longer than about `call_s` seconds.
+    `copies` opens an unfinished copy as well (`begin_copy`).
 
     Raises `JournalUnusable`, which says what to do, if the store is not safe for a journal, or if
     coredis is missing; `Unavailable` if it cannot be reached now.
@@ -83,12 +86,12 @@ async def open_redis_journal(
             Servers(address, nursery, call_s),
             lease_s=lease_s,
             durability=durability,
-            replicas_acked=replicas_acked,
+            replicas_acked=replicas_acked or 0,
             bytes_max=bytes_max,
             anonymous_bytes_max=anonymous_bytes_max,
             session_idle_s=session_idle_s + 3600.0,
         )
-        await journal.open()
+        await journal.open(copies=copies)
         nursery.start_soon(journal.listener.run)
         nursery.start_soon(journal.watch_memory)
         await journal.listener.is_listening.wait()
