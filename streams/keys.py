@@ -76,6 +76,11 @@ def new_request_id() -> str:
     return secrets.token_urlsafe(12)
 
 
+def new_name(count: int = 8) -> str:
+    """Random bytes in hex: a name that no other replica, or program, chooses."""
+    return secrets.token_hex(count)
+
+
 class Keyring:
     """The keys with which tokens are made and checked."""
 

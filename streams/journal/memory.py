@@ -127,7 +127,7 @@ class MemoryJournal(Alone):
             record = apply(before, change)
         except JournalError as error:
             return error
-        if isinstance(change, Evict):
+        if isinstance(change, Create | Evict) and change.names:
             self._name(change)
         if record is before:
             return None
@@ -141,7 +141,7 @@ class MemoryJournal(Alone):
         self._store(change, record)
         return None
 
-    def _name(self, change: Evict) -> None:
+    def _name(self, change: Create | Evict) -> None:
         for name in change.names:
             self._names[name] = change.stream
         self._names_of.setdefault(change.stream, set()).update(change.names)
@@ -149,14 +149,12 @@ class MemoryJournal(Alone):
     def _drop(self, stream: str) -> None:
         del self._records[stream], self._runs[stream]
         for name in self._names_of.pop(stream, ()):
-            del self._names[name]
+            if self._names.get(name) == stream:
+                del self._names[name]
         self._rows.drop_grants_of_stream(stream)
 
     def _store(self, change: StreamChange, record: Record) -> None:
-        if isinstance(change, Create):
-            self._runs[change.stream] = []
-            return
-        runs = self._runs[change.stream]
+        runs = self._runs.setdefault(change.stream, [])
         if isinstance(change, Append):
             runs.extend(change.run.split(STORED_BYTES_MAX))
         if record.outcome is not Outcome.LIVE or not isinstance(change, Append):
