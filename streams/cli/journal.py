@@ -4,6 +4,7 @@ from pathlib import Path
 
 from streams.cli.base import app, complain
 from streams.cli.serving import LEASE_MAX_S, LEASE_MIN_S, Seconds
+from streams.journal.addresses import is_url, without_secrets
 from streams.process.options import LEASE_S
 
 
@@ -44,7 +45,7 @@ def export(file: Path, /, *, to: Path | None = None) -> int:
 
 
 @app.command
-def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
+def backup(file: str, to: str, /, *, with_keys: bool = False) -> int:
     """Copy a journal, which may be in use, to a new file, with all that it has acknowledged.
 
     Parameters
@@ -59,7 +60,14 @@ def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
     """
     from streams.cli.actions import journal
 
-    return journal.backup(file, to, with_keys=with_keys)
+    if is_url(file):
+        return complain(
+            f"{without_secrets(file)} has the backups of its own server: BGSAVE, or its "
+            "append-only file. While no replica serves it, mcp-streams copy makes a file of it."
+        )
+    if is_url(to):
+        return complain("A backup is a file. mcp-streams copy moves a journal to a store.")
+    return journal.backup(Path(file), Path(to), with_keys=with_keys)
 
 
 @app.command

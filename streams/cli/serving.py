@@ -241,7 +241,7 @@ class Sharing:
             **given,
             "store": checked(journal),
             "lease_s": lease_s,
-            "replicas_acked": self.replicas_acked,
+            "replicas_acked": self.replicas_acked or 0,
         }
 
 

@@ -139,7 +139,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     beside: Path | None = None
     lease_s: float = LEASE_S
-    replicas_acked: int | None = None
+    replicas_acked: int = 0
     key_file: Path | None = None
     admin: str | None = None
     stdio: bool = False

@@ -4,7 +4,6 @@ It is named by the path of a SQLite file, by the URL of a store that replicas sh
 The keys are in a file beside a file, and in the store; `key_file` is another file, for either.
 """
 
-import importlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -33,7 +32,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     journal: str | Path | None = None
     durability: Durability = "power"
     lease_s: float = LEASE_S
-    replicas_acked: int | None = None
+    replicas_acked: int = 0
     key_file: Path | None = None
 
 
@@ -90,22 +89,17 @@ async def open_store(place: Place, limits: Limits, **how: Any) -> AsyncIterator[
         url = checked(str(place.journal))
     except ValueError as error:
         raise JournalUnusable(str(error)) from None
-    try:
-        # By name, since coredis is an extra.
-        home = importlib.import_module("streams.journal.redis")
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "coredis":
-            raise
-        raise JournalUnusable(
-            f"{without_secrets(url)}: a store needs coredis: pip install 'mcp-streams[redis]'."
-        ) from None
-    async with home.open_redis_journal(
+    # Imported where it is used (PLC0415): a server with a file does without it.
+    from streams.journal.redis import open_redis_journal  # noqa: PLC0415
+
+    async with open_redis_journal(
         url,
         lease_s=place.lease_s,
         durability=place.durability,
         replicas_acked=place.replicas_acked,
         bytes_max=limits.journal_bytes_max or None,
         anonymous_bytes_max=limits.anonymous_bytes_max or None,
+        session_idle_s=limits.session_idle_s,
         **how,
     ) as journal:
         yield journal
@@ -136,5 +130,5 @@ async def _keys_of_store(store: Any, place: Place) -> Keys:
         return Keyring.parse(content, f"{where}, under its keys,")
 
     if await store.keys() is None:
-        await store.save_keys(new_keys(), replaces=None)  # unless another replica was faster
+        await store.save_keys(new_keys())  # unless another replica was faster
     return Keys(await read(), read)

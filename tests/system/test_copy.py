@@ -2,18 +2,25 @@
 
 import json
 import shutil
+import socket
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streams.journal.ownership import key_path
 from streams.journal.sqlite.verify import inspect
 from tests.rigs.command import run
-from tests.wire.process import ServerProcess
+from tests.rigs.redis_servers import KINDS, running
+from tests.wire.process import APP, ServerProcess
+from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, read_stream, refused, start, up_to
 
 MESSAGES = 40
+PAD = 4000
+SECRET = "hunter2"
 
 
 class Written:
@@ -25,7 +32,7 @@ class Written:
             with server.connect("ws-streams") as peer:
                 peer.initialize(POSITIONS)
                 reader = Reader(peer)
-                self.ended = [start(peer, "count", n=MESSAGES) for _ in range(8)]
+                self.ended = [start(peer, "count", n=MESSAGES, pad=PAD) for _ in range(8)]
                 self.running = start(peer, "killed", n=100_000, flush_every=1, gate="")
                 for started in self.ended:
                     reader.until_seq(started.stream, MESSAGES + 1)
@@ -49,8 +56,7 @@ def source(written: Written, tmp_path: Path) -> Path:
 def check_served(journal: str | Path, written: Written, folder: Path) -> None:
     """A server of this journal has the calls, for clients with their tokens."""
     folder.mkdir()
-    server = ServerProcess(folder)
-    server.journal = Path(journal)
+    server = ServerProcess(folder, store=str(journal))
     with server, server.connect("ws-streams") as peer:
         peer.initialize(POSITIONS)
         for started in written.ended:
@@ -160,3 +166,120 @@ def test_a_url_that_is_none_of_a_store_is_refused(
         done = run("copy", *words)
         assert done.returncode == 2
         assert why in done.stderr
+
+
+# Stores
+
+
+@pytest.fixture(params=KINDS)
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """The URL of a store, with its password."""
+    folder = tmp_path_factory.mktemp("store")
+    settings = ("--appendonly", "yes", "--requirepass", SECRET)
+    with running(request.param, folder, *settings) as server:
+        yield f"redis://:{SECRET}@127.0.0.1:{server.port}/0"
+
+
+def copied(*words: str) -> dict[str, Any]:
+    done = run("copy", *words, "--lease=0.2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert SECRET not in done.stdout + done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def refused_copy(*words: str) -> str:
+    done = run("copy", *words, "--lease=0.2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert SECRET not in done.stderr
+    return done.stderr
+
+
+def test_a_journal_moves_to_a_store_and_back(
+    source: Path, written: Written, tmp_path: Path, store: str
+) -> None:
+    there = copied(str(source), store, "--keys")
+    copy = tmp_path / "back.db"
+    back = copied(store, str(copy), "--keys")
+    counts = ("streams", "messages", "bytes", "sessions", "grants")
+    assert [there[each] for each in counts] == [back[each] for each in counts]
+    assert inspect(copy).problems == ()
+    assert key_path(copy).read_bytes() == key_path(source).read_bytes()
+    check_served(copy, written, tmp_path / "served")
+
+
+def test_a_copy_in_a_store_is_served(
+    source: Path, written: Written, tmp_path: Path, store: str
+) -> None:
+    copied(str(source), store, "--keys")
+    check_served(store, written, tmp_path / "served")
+
+
+def test_stores_are_copied_to_each_other(source: Path, tmp_path: Path, store: str) -> None:
+    first = copied(str(source), f"{store}?prefix=a", "--keys")
+    second = copied(f"{store}?prefix=a", f"{store}?prefix=b", "--keys")
+    assert first["messages"] == second["messages"] > 0
+    copied(f"{store}?prefix=b", str(tmp_path / "c.db"))
+    assert inspect(tmp_path / "c.db").messages == first["messages"]
+
+
+def test_a_store_that_has_a_journal_is_no_target(source: Path, store: str) -> None:
+    copied(str(source), store)
+    why = refused_copy(str(source), store)
+    assert "has a journal there already" in why
+    assert "incomplete" not in why, "the journal that is there may be served"
+    copied(str(source), f"{store}?prefix=other")
+
+
+def test_a_store_with_live_replicas_is_neither_copied_nor_written(
+    source: Path, tmp_path: Path, store: str
+) -> None:
+    with ServerProcess(tmp_path, store=store, options=("--lease=0.2",)):
+        assert "in use by 1 replica: stop all" in refused_copy(store, str(tmp_path / "copy.db"))
+        assert "in use by 1 replica: stop all" in refused_copy(str(source), store)
+    assert not (tmp_path / "copy.db").exists()
+
+
+def test_an_incomplete_copy_is_served_by_nothing_until_it_is_complete(
+    source: Path, written: Written, tmp_path: Path, store: str
+) -> None:
+    """The store has no room for all of it."""
+    copied(store, str(tmp_path / "nothing.db"))  # the store has the library of functions then
+    used = int(asked(store, "INFO", "memory").partition("used_memory:")[2].split()[0])
+    asked(store, "CONFIG", "SET", "maxmemory", str(used + 400_000))
+    why = refused_copy(str(source), store, "--keys")
+    assert "maxmemory" in why
+    assert "The copy is incomplete, and no process serves it: copy again" in why
+    asked(store, "CONFIG", "SET", "maxmemory", "0")
+    served = run("serve", APP, "--http=127.0.0.1:0", f"--journal={store}")
+    assert served.returncode == 2
+    assert "incomplete copy: complete it with mcp-streams copy" in served.shown[-1]
+    assert "incomplete copy" in refused_copy(store, str(tmp_path / "copy.db"))
+    copied(str(source), store, "--keys")
+    check_served(store, written, tmp_path / "served")
+
+
+def test_what_an_incomplete_copy_has_left_is_deleted_first(
+    source: Path, tmp_path: Path, store: str
+) -> None:
+    asked(store, "SET", "{mcp-streams-of-others}:journal", "theirs")
+    first = copied(str(source), store, "--keys")
+    asked(store, "HSET", "{mcp-streams}:journal", "copying", "1")  # as if it had been killed
+    assert copied(str(source), store) == first | {"keys": False}
+    assert "theirs" in asked(store, "GET", "{mcp-streams-of-others}:journal")
+    assert "no keys to copy" in refused_copy(store, str(tmp_path / "copy.db"), "--keys")
+
+
+def asked(store: str, *words: str) -> str:
+    """The answer of the server to a command."""
+    port = int(store.partition("@127.0.0.1:")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
+        answer = ""
+        for command in (("AUTH", SECRET), words):
+            parts = "".join(f"${len(word)}\r\n{word}\r\n" for word in command)
+            connection.sendall(f"*{len(command)}\r\n{parts}".encode())
+            answer = connection.recv(1 << 16).decode(errors="replace")
+    assert not answer.startswith("-"), answer
+    return answer

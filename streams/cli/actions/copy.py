@@ -35,6 +35,8 @@ from streams.server.storage import Place, open_store
 # A replica that lives renews its lease several times in this time, and a slow one at least once.
 WATCH_LEASES: Final = 1.5
 
+INCOMPLETE: Final = "The copy is incomplete, and no process serves it: copy again to complete it."
+
 
 def run(source: str, target: str, *, with_keys: bool, lease_s: float, as_json: bool) -> int:
     """Copy `source` to `target`, each a path or a URL; return the exit code."""
@@ -49,19 +51,12 @@ def run(source: str, target: str, *, with_keys: bool, lease_s: float, as_json: b
     except* KeyboardInterrupt as interrupt:
         failure = interrupt
     if isinstance(failure, BaseExceptionGroup):
-        say(_left(target, shown[1]))
+        say(INCOMPLETE if is_url(target) else f"{target} was not made.")
         return DETACHED
     if failure is not None:
-        return complain(f"{str(failure).removesuffix('.')}. {_left(target, shown[1])}".strip())
+        return complain(f"{str(failure).removesuffix('.')}.")
     _tell(copied, *shown, with_keys=with_keys, as_json=as_json)
     return DONE
-
-
-def _left(target: str, shown: str) -> str:
-    """What an unfinished copy has left."""
-    if not is_url(target):
-        return f"{shown} was not made."
-    return f"No process serves {shown} if it is incomplete: copy again to complete it."
 
 
 def _tell(copied: Copied, source: str, target: str, *, with_keys: bool, as_json: bool) -> None:
@@ -162,12 +157,16 @@ async def _copy_to_store(
     async with open_store(place, Limits(), copies=True) as store:
         await _check_alone(store, url, lease_s)
         await store.begin_copy()
-        async with _renewing(store, lease_s):
-            copied = await copy_journal(journal, store, on_progress, names_of)
-        if keys is not None:
-            await store.save_keys(keys, replaces=None)
-        await store.release()
-        await store.finish_copy()
+        try:
+            async with _renewing(store, lease_s):
+                copied = await copy_journal(journal, store, on_progress, names_of)
+            if keys is not None:
+                await store.save_keys(keys)
+            await store.release()
+            await store.finish_copy()
+        except* JournalError as errors:
+            failure = str(first_of(errors)).removesuffix(".")
+            raise JournalUnusable(f"{failure}. {INCOMPLETE}") from None
         return copied
 
 
