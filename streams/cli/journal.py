@@ -62,8 +62,8 @@ def backup(file: str, to: str, /, *, with_keys: bool = False) -> int:
 
     if is_url(file):
         return complain(
-            f"{without_secrets(file)} has the backups of its own server: BGSAVE, or its append-only "
-            "file. While no replica serves it, mcp-streams copy makes a file of it."
+            f"{without_secrets(file)} has the backups of its own server: BGSAVE, or its "
+            "append-only file. While no replica serves it, mcp-streams copy makes a file of it."
         )
     if is_url(to):
         return complain("A backup is a file. mcp-streams copy moves a journal to a store.")

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.rigs.redis_servers import Server, running
 
 from streams.journal.ownership import key_path
 from streams.keys import Keyring
 from tests.acceptance.launch import wait_for_end
 from tests.rigs.command import run
+from tests.rigs.redis_servers import Server, running
 from tests.wire.process import APP, CLI, Gate, ServerProcess, wait_until
 from tests.wire.raw import PipePeer
 from tests.wire.verbs import POSITIONS, Reader, Started, called, read_stream, start, up_to
@@ -245,8 +245,6 @@ def test_new_keys_are_read_at_a_sighup(tmp_path: Path, server: Server, place: st
             assert not new.is_token_of(before.stream, before.token)
             assert new.is_token_of(after.stream, after.token)
             gate.release(20)
-            for started in (before, after):
-                Reader(peer)
         with served.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             renewed = Started(before.id, before.stream, new.token(before.stream))

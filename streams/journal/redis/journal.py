@@ -14,6 +14,7 @@ from streams.journal.redis import codec
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
 from streams.journal.redis.settings import described
+from streams.journal.redis.upkeep import Upkeep
 from streams.journal.redis.writer import Writer, fetch
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
@@ -31,7 +32,7 @@ RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
 
 
-class RedisJournal:
+class RedisJournal(Upkeep):
     """`streams.journal.contract.Journal`, shared; `open_redis_journal` makes it."""
 
     def __init__(
