@@ -121,6 +121,15 @@ class Server:
         """Be a primary."""
         self.ask("REPLICAOF", "NO", "ONE")
 
+    def take_place_of(self, other: "Server") -> None:
+        """Listen at the port of a server that has ended, as behind an address that moves.
+
+        The process stays, so its data is as it was replicated.
+        """
+        self.ask("CONFIG", "SET", "port", str(other.port))
+        self.port = other.port
+        self.wait()
+
     def until(self, *words: str, has: bytes) -> None:
         """Ask until the answer has these bytes."""
         deadline = time.monotonic() + READY_S

@@ -7,7 +7,7 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 
 | key | type | |
 |---|---|---|
-| `journal` | hash | schema, epoch, counts of bytes, `upkeep` |
+| `journal` | hash | schema, epoch, counts of bytes |
 | `r:<stream>` | hash | a record: see `codec` |
 | `l:<stream>` | stream | its lines; a stored run has the id `<last seq>-<count>` |
 | `g:<stream>` | hash | its grants |
@@ -21,6 +21,7 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 | `sessions`, `sp:<principal>` | sorted set | sessions by when they expire |
 | `replicas`, `commits`, `epochs` | hash | of each replica: renewals, its last commit, its epoch |
 | `in:<replica>` | stream | posts to a replica; `in:` are for streams that wait for an owner |
+| `keys`, `copying` | string | keys of tokens; the marker of an unfinished copy |
 | `t:<name>` | string | the holder of a turn |
 | `c:<replica>` | channel | news for a replica; `c:` are for all |
 
@@ -49,7 +50,7 @@ async def open_redis_journal(
     *,
     lease_s: float = 2.0,
     durability: Durability = "power",
-    replicas_acked: int = 0,
+    replicas_acked: int | None = None,
     prefix: str | None = None,
     bytes_max: int | None = None,
     anonymous_bytes_max: int | None = None,
@@ -63,8 +64,8 @@ async def open_redis_journal(
     until so many replicas of the store have it: on disk (WAITAOF) with the durability "power", else
     in memory (WAIT). `bytes_max` limits what all streams take, `anonymous_bytes_max` those of
     anonymous callers. A session that is not saved for `session_idle_s` seconds and an hour is
-    deleted. No call takes longer than about `call_s` seconds. With `copies` a journal is opened
-    into which a copy was begun and not finished.
+    deleted. No call takes longer than about `call_s` seconds.
+    `copies` opens an unfinished copy as well (`begin_copy`).
 
     Raises `JournalUnusable`, which says what to do, if the store is not safe for a journal, or if
     coredis is missing; `Unavailable` if it cannot be reached now.
@@ -85,18 +86,16 @@ async def open_redis_journal(
             Servers(address, nursery, call_s),
             lease_s=lease_s,
             durability=durability,
-            replicas_acked=replicas_acked,
+            replicas_acked=replicas_acked or 0,
             bytes_max=bytes_max,
             anonymous_bytes_max=anonymous_bytes_max,
             session_idle_s=session_idle_s + 3600.0,
         )
-        await journal.open()
+        await journal.open(copies=copies)
         nursery.start_soon(journal.listener.run)
         nursery.start_soon(journal.watch_memory)
         await journal.listener.is_listening.wait()
         try:
-            if not copies:
-                await journal.refuse_unfinished()
             yield journal
         finally:
             await journal.aclose()

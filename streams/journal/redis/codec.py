@@ -21,6 +21,7 @@ from streams.messages import RequestId
 # Of records, sessions and keys. A journal of a newer schema is refused.
 SCHEMA: Final = 1
 VERSION_BYTES: Final = 12
+NAME_BYTES: Final = 16
 # The bytes of a stream besides its lines and its request, as `bytes_max` counts them.
 STREAM_BYTES: Final = 1024
 RUN_BYTES: Final = 64  # of a stored run, besides its lines
@@ -293,6 +294,11 @@ def line_id(seq: int, count: int) -> str:
 def number_in(found: bytes) -> int:
     """The number of a member of an index."""
     return int.from_bytes(found[:8]) - _SIGN
+
+
+def names_in(stored: bytes) -> tuple[bytes, ...]:
+    """The names of a stream, from the field `n` of its record."""
+    return tuple(stored[at : at + NAME_BYTES] for at in range(0, len(stored), NAME_BYTES))
 
 
 def granted_stream(field: bytes) -> str:

@@ -1,5 +1,6 @@
 """`RedisJournal`: the contract of journals, over the store."""
 
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -13,7 +14,6 @@ from streams.journal.redis import codec
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
 from streams.journal.redis.settings import described
-from streams.journal.redis.upkeep import Upkeep
 from streams.journal.redis.writer import Writer, fetch
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
@@ -21,6 +21,7 @@ from streams.keys import new_name
 from streams.limits import MIB, Durability
 from streams.messages import Run
 
+SCANNED_AT_ONCE: Final = 1000  # keys
 LOOKED_UP_AT_ONCE: Final = 200  # records of one round trip
 TURN_FIRST_S: Final = 0.005  # between two tries to have a turn that another replica has
 TURN_LAST_S: Final = 0.1
@@ -30,7 +31,7 @@ RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
 
 
-class RedisJournal(Upkeep):
+class RedisJournal:
     """`streams.journal.contract.Journal`, shared; `open_redis_journal` makes it."""
 
     def __init__(
@@ -69,9 +70,15 @@ class RedisJournal(Upkeep):
         self._maxmemory: int | None = None
         self._has_written = trio.Event()
 
-    async def open(self) -> None:
-        """Connect, and refuse a store that is not safe."""
+    async def open(self, *, copies: bool) -> None:
+        """Connect, and refuse a store that is not safe, or holds a part of a copy."""
         await self._writer.link.connection()
+        [marker] = await self._calls((b"EXISTS", self._prefix + "copying"))
+        if marker and not copies:
+            raise JournalUnusable(
+                f"The journal in {self._servers.address} is an unfinished copy: run mcp-streams "
+                "copy again, or choose another prefix."
+            )
         await self._look_at_memory()
 
     def _renamed(self) -> None:
@@ -347,6 +354,75 @@ class RedisJournal(Upkeep):
             scope.shield = True
             with suppress(JournalError):  # it ends by itself after a lease
                 await self._reader.function("end_turn", name, holder)
+
+    # Besides the contract: keys of tokens, and copies
+
+    async def keys(self) -> bytes | None:
+        """The content of a key file that `save_keys` has kept; None before."""
+        [found] = await self._calls((b"GET", self._prefix + "keys"))
+        return None if found is None else bytes(found)
+
+    async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
+        """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
+        self._check_open()
+        kept = await self._writer.link.function("save_keys", content, replaces or b"")
+        return bytes(kept or b"")
+
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """The records of all streams with numbers above `after`, in that order, with their names.
+
+        Returns at most `limit` of them.
+        """
+        low = b"(" + codec.number_bytes(after) + b"\xff"
+        index = self._prefix + "n"
+        [members] = await self._calls((b"ZRANGE", index, low, b"+", b"BYLEX", b"LIMIT", 0, limit))
+        streams = list(map(codec.stream_in, members))
+        names = await self._calls(*((b"HGET", f"{self._prefix}r:{each}", b"n") for each in streams))
+        records = await self._records(streams)
+        return [
+            (record, codec.names_in(given or b""))
+            for record, given in zip(records, names, strict=True)
+            if record is not None
+        ]
+
+    async def begin_copy(self) -> None:
+        """Mark the journal as an unfinished copy, and empty it if it was one.
+
+        Raises `JournalUnusable` if it has anything else.
+        """
+        marker, streams, sessions, keys = await self._calls(
+            (b"EXISTS", self._prefix + "copying"),
+            (b"ZCARD", self._prefix + "n"),
+            (b"ZCARD", self._prefix + "sessions"),
+            (b"EXISTS", self._prefix + "keys"),
+        )
+        if not marker and (streams or sessions or keys):
+            raise JournalUnusable(
+                f"{self._servers.address} has a journal there already, with {streams} streams and "
+                f"{sessions} sessions: copy into a new one with ?prefix=NAME, or delete the keys "
+                f"that begin with {self._prefix}."
+            )
+        await self._calls((b"SET", self._prefix + "copying", b"1"))
+        await self._delete_all()
+
+    async def _delete_all(self) -> None:
+        """Delete all keys but the marker of a copy, and enter anew."""
+        pattern = re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + "*"
+        cursor = b"0"
+        while True:
+            [(cursor, found)] = await self._calls(
+                (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCANNED_AT_ONCE)
+            )
+            gone = [key for key in found if not key.endswith(b":copying")]
+            if gone:
+                await self._calls((b"UNLINK", *gone))
+            if cursor == b"0":
+                break
+        await self._writer.begin_anew()
+
+    async def finish_copy(self) -> None:
+        """The copy is whole."""
+        await self._calls((b"DEL", self._prefix + "copying"))
 
     # The end
 

@@ -474,6 +474,16 @@ local function end_turn(keys, args)
   end
 end
 
+-- Save the keys of tokens: the content, and what it replaces ('' if there is nothing yet). Answers
+-- the content that is kept.
+local function save_keys(keys, args)
+  local key = prefix_of(keys) .. 'keys'
+  if (redis.call('GET', key) or '') == args[2] then
+    redis.call('SET', key, args[1])
+  end
+  return redis.call('GET', key)
+end
+
 redis.register_function('@commit', commit)
 -- The same for commits that free memory, and for what keeps the replicas going without any left.
 redis.register_function{function_name = '@commit_freeing', callback = commit, flags = {'allow-oom'}}
@@ -492,3 +502,4 @@ redis.register_function{function_name = '@receive', callback = receive, flags = 
 redis.register_function{function_name = '@read', callback = read, flags = {'no-writes'}}
 redis.register_function{function_name = '@turn', callback = turn, flags = {'allow-oom'}}
 redis.register_function{function_name = '@end_turn', callback = end_turn, flags = {'allow-oom'}}
+redis.register_function('@save_keys', save_keys)

@@ -116,6 +116,14 @@ class Writer:
         self.is_claimed = True
         self._renamed()
 
+    async def begin_anew(self) -> None:
+        """All keys of the journal were deleted: enter it as a new replica."""
+        async with self._turn:
+            self._be_new()
+            self._renamed()
+            self.link.drop()
+            await self.link.connection()
+
     # Leases
 
     async def renew(self, link: Link) -> Mapping[str, int] | None:
