@@ -143,7 +143,7 @@ def test_an_owner_that_cannot_start_says_why_without_the_password(state: Path, s
     assert "wrong" not in why
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
