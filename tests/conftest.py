@@ -62,29 +62,32 @@ def steps(server: Server) -> Steps:
 
 @pytest.fixture(scope="session")
 def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """The URL of a server of a kind (`redis_servers.KINDS`), which all tests share."""
+    """The URL of a store of a kind (`redis_servers.STORES`), which all tests share."""
     with ExitStack() as stack:
 
         @cache
         def url_of(kind: str) -> str:
             folder = tmp_path_factory.mktemp(kind)
-            return stack.enter_context(redis_servers.running(kind, folder)).url
+            if kind in redis_servers.KINDS:
+                return stack.enter_context(redis_servers.running(kind, folder)).url
+            nodes = stack.enter_context(redis_servers.cluster("redis", folder))
+            return redis_servers.cluster_url(nodes)
 
         yield url_of
 
 
-@pytest.fixture(params=["memory", "sqlite", *redis_servers.KINDS])
+@pytest.fixture(params=["memory", "sqlite", *redis_servers.STORES])
 def open_journal(
     request: pytest.FixtureRequest, tmp_path: Path, store_url: Callable[[str], str]
 ) -> OpenJournal:
-    if request.param in redis_servers.KINDS:
+    if request.param in redis_servers.STORES:
         return lone_journals(store_url(request.param))
     return journals(request.param, tmp_path)
 
 
-@pytest.fixture(params=["memory", *redis_servers.KINDS])
+@pytest.fixture(params=["memory", *redis_servers.STORES])
 def open_replica(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> OpenReplica:
-    if request.param in redis_servers.KINDS:
+    if request.param in redis_servers.STORES:
         return replicas_of(store_url(request.param))
     return shared_journals(request.param)
 

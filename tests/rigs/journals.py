@@ -1,13 +1,15 @@
 """Streams, lines and sessions for the tests of journals, and how these look at one."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import trio
 
+from streams.errors import Unavailable
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Append, Change, Evict, Outcome, Record, Restart
@@ -19,6 +21,7 @@ from streams.messages import RequestId, Run
 from tests.rigs.shared_memory import SharedStore
 
 PLENTY = 1024 * 1024
+PATIENCE_S = 60.0  # it only limits how long a failing test takes
 _prefixes = count()  # of journals in one store
 SHORT_LEASE_S = 0.2  # tests wait for a replica that is gone
 
@@ -178,6 +181,18 @@ def lone_journals(url: str) -> OpenJournal:
 
 async def applied(journal: Journal, *changes: Change) -> None:
     assert list(await journal.commit(changes)) == [None] * len(changes)
+
+
+async def until_done(work: Callable[[], Awaitable[object]]) -> None:
+    """Repeat what is unavailable, as the engine does."""
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            try:
+                await work()
+            except Unavailable:
+                await trio.sleep(0.02)
+            else:
+                return
 
 
 async def stored(journal: Journal) -> Stored:

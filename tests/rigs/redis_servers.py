@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,9 @@ from tests.wire.process import kept_port
 
 READY_S: Final = 30.0
 KINDS: Final = ("redis", "valkey")
+STORES: Final = (*KINDS, "cluster")
 _LOOK_S: Final = 0.02
+_USUAL: Final = ("--save", "", "--appendfsync", "always", "--repl-diskless-sync-delay", "0")
 
 
 def program(kind: str) -> str:
@@ -43,6 +45,7 @@ class Server:
         self.kind = kind
         self.folder = folder
         self.port = kept_port()
+        self.command: tuple[str, ...] = ()  # words before all settings
         self._settings = settings
         self._is_tls = tls
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,10 +65,10 @@ class Server:
         log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(
             [
-                *(program(self.kind), *port, str(self.port), "--bind", "127.0.0.1"),
-                *("--dir", str(self.folder), "--save", "", "--appendfsync", "always"),
-                *("--repl-diskless-sync-delay", "0"),
-                *self._settings,
+                *(program(self.kind), *self.command, *port, str(self.port)),
+                *("--bind", "127.0.0.1"),
+                *("--dir", str(self.folder)),
+                *(self._settings if self.command else (*_USUAL, *self._settings)),
             ],
             stdout=log,
             stderr=log,
@@ -174,6 +177,30 @@ def cluster(kind: str, folder: Path, nodes: int = 3) -> Iterator[list[Server]]:
             server.until("CLUSTER", "INFO", has=b"cluster_state:ok")
             server.until("CLUSTER", "INFO", has=f"cluster_known_nodes:{nodes}".encode())
         yield servers
+
+
+def cluster_url(nodes: Sequence[Server]) -> str:
+    """The URL of a cluster."""
+    return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
+
+
+@contextlib.contextmanager
+def sentinel(kind: str, folder: Path, primary: Server) -> Iterator[Server]:
+    """A Sentinel that watches over the service `main`, and fails over soon."""
+    folder.mkdir(parents=True)
+    settings = folder / "sentinel.conf"
+    settings.write_text(
+        f"sentinel monitor main 127.0.0.1 {primary.port} 1\n"
+        "sentinel down-after-milliseconds main 300\n"
+        "sentinel failover-timeout main 3000\n"
+    )
+    server = Server(kind, folder)
+    server.command = (str(settings), "--sentinel")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 def _bus_port(server: Server) -> int:

@@ -286,6 +286,9 @@ def _index_fields(record: Record) -> tuple[Any, ...]:
     )
 
 
+LOST: Final = b"g"  # the field of an entry that stands for lost lines
+
+
 def line_id(seq: int, count: int) -> str:
     """The id of a stored run in its Redis Stream: so `XRANGE` from a seq finds what follows."""
     return f"{seq}-{count}"

@@ -433,29 +433,6 @@ local function receive(keys, args)
   return redis.call('XRANGE', inbox, '-', '+', 'COUNT', args[2])
 end
 
--- Read lines: stream, after, how many bytes. Answers ids and bodies, as many as fit and one more.
-local function read(keys, args)
-  local lines, from = prefix_of(keys) .. 'l:' .. args[1], args[2]
-  local left, count, answer = tonumber(args[3]), 4, {}
-  while left > 0 do
-    local entries = redis.call('XRANGE', lines, from, '+', 'COUNT', count)
-    for _, entry in ipairs(entries) do
-      table.insert(answer, entry[1])
-      table.insert(answer, entry[2][1] == 'b' and entry[2][2] or '')
-      left = left - #entry[2][2]
-      if left <= 0 then
-        return answer
-      end
-    end
-    if #entries < count then
-      return answer
-    end
-    from = '(' .. entries[#entries][1]
-    count = math.min(4 * count, 256)
-  end
-  return answer
-end
-
 -- A turn: its name, the holder, milliseconds. Answers whether the holder has it.
 local function turn(keys, args)
   local key = prefix_of(keys) .. 't:' .. args[1]
@@ -499,7 +476,6 @@ redis.register_function{function_name = '@unfollow', callback = unfollow, flags 
 redis.register_function{function_name = '@post', callback = post, flags = {'allow-oom'}}
 redis.register_function{function_name = '@send', callback = send, flags = {'allow-oom'}}
 redis.register_function{function_name = '@receive', callback = receive, flags = {'allow-oom'}}
-redis.register_function{function_name = '@read', callback = read, flags = {'no-writes'}}
 redis.register_function{function_name = '@turn', callback = turn, flags = {'allow-oom'}}
 redis.register_function{function_name = '@end_turn', callback = end_turn, flags = {'allow-oom'}}
 redis.register_function('@save_keys', save_keys)

@@ -8,6 +8,7 @@ them.
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any, Final
 
 import trio
@@ -19,6 +20,7 @@ from streams.errors import JournalError, JournalUnusable, Unavailable
 from streams.journal.contract import News, Post
 from streams.journal.redis.link import Link, Moved, Servers, meaning
 
+CHANNELS: Final = 2  # that of a replica, and that of all
 POSTS_AT_ONCE: Final = 1000
 FOLLOWED_AT_ONCE: Final = 1000  # streams of one call
 # Ids of received posts: a store that has gone back may show them once more.
@@ -85,16 +87,17 @@ class Listener:
 
     async def _hear(self, connection: BaseConnection) -> None:
         confirmed = 0
-        async for message in connection.push_messages:
-            found: Any = message
-            if found[0] == b"ssubscribe":
-                confirmed += 1
-                if confirmed == 2:
-                    await self._begin()
-            elif found[0] == b"smessage":
-                self._take(found[2])
-            elif found[0] == b"sunsubscribe":  # the slot moves to another node of the cluster
-                return
+        async with aclosing(connection.push_messages) as messages:
+            async for message in messages:
+                found: Any = message
+                if found[0] == b"ssubscribe":
+                    confirmed += 1
+                    if confirmed == CHANNELS:
+                        await self._begin()
+                elif found[0] == b"smessage":
+                    self._take(found[2])
+                elif found[0] == b"sunsubscribe":  # the slot moves to another node of the cluster
+                    return
 
     async def _begin(self) -> None:
         """Everything from now on is heard; what was published before may be missing."""
