@@ -9,23 +9,27 @@ from streams.process.options import LEASE_S
 
 
 @app.command
-def verify(file: Path, /, *, json: bool = False) -> int:
+def verify(file: str, /, *, json: bool = False) -> int:
     """Look for damage in a journal, which may be in use. Exit code 1 if there is any.
 
     Parameters
     ----------
     file
-        The journal.
+        The journal: a file, or the URL of a store.
     json
         Print the findings as JSON.
     """
+    if is_url(file):
+        from streams.cli.actions import store
+
+        return store.verify(file, as_json=json)
     from streams.cli.actions import journal
 
-    return journal.verify(file, as_json=json)
+    return journal.verify(Path(file), as_json=json)
 
 
 @app.command
-def export(file: Path, /, *, to: Path | None = None) -> int:
+def export(file: str, /, *, to: Path | None = None) -> int:
     """Save what is readable of a journal, which may be damaged or in use, as lines of JSON.
 
     Each stream is a header and then its unconfirmed messages, as they were sent. A line
@@ -34,14 +38,18 @@ def export(file: Path, /, *, to: Path | None = None) -> int:
     Parameters
     ----------
     file
-        The journal.
+        The journal: a file, or the URL of a store.
     to
         A new folder, which gets a file for each stream; by default everything goes to standard
         output.
     """
+    if is_url(file):
+        from streams.cli.actions import store
+
+        return store.export(file, to)
     from streams.cli.actions import journal
 
-    return journal.export(file, to)
+    return journal.export(Path(file), to)
 
 
 @app.command
@@ -51,7 +59,7 @@ def backup(file: str, to: str, /, *, with_keys: bool = False) -> int:
     Parameters
     ----------
     file
-        The journal.
+        The journal: a file. For a store see `copy`.
     to
         The new file.
     with_keys

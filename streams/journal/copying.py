@@ -46,7 +46,7 @@ class Whole(Journal, Protocol):
 
 
 class Copied(msgspec.Struct):
-    """What a copy has, as it was counted by the comparison of both journals."""
+    """The size of a copy, as it was counted by the comparison of both journals."""
 
     streams: int = 0
     messages: int = 0
@@ -74,7 +74,7 @@ async def copy_journal(
     sessions, grants = await source.sessions()
     for session in sessions:
         await writer.add(SaveSession(session), len(session.capabilities))
-    walk = _Walk(source)
+    walk = Walk(source)
     while found := await walk.next():
         record, names = found
         on_progress(record.number, 2 * last)
@@ -95,7 +95,7 @@ async def _has_anything(journal: Whole) -> bool:
     return bool(sessions or await journal.streams(0, 1))
 
 
-class _Walk:
+class Walk:
     """Goes through all streams of a journal."""
 
     def __init__(self, journal: Whole) -> None:
@@ -154,12 +154,12 @@ async def _copy_stream(
     begun = _begun(record)
     is_evicted = record.due_at is not None
     await writer.add(Create(begun, () if is_evicted else tuple(names)), len(record.origin))
-    for start, last in _kept(record):
+    for start, last in kept(record):
         after = start
         if after > begun.trimmed:  # a gap, of lines that the source's store has lost
             await writer.add(Restore(fence, replace(begun, last=after)))
         while after < last:
-            for run in await _read(source, stream, after, last):
+            for run in await read_kept(source, stream, after, last):
                 await writer.add(_append(record, run), len(run.body))
                 after = run.last
     if record.acked > begun.acked:
@@ -203,7 +203,7 @@ def _append(record: Record, run: Run) -> Append:
     )
 
 
-def _kept(record: Record) -> Iterator[tuple[int, int]]:
+def kept(record: Record) -> Iterator[tuple[int, int]]:
     """The lines that are kept: pairs of the seq before the first, and the last."""
     after, last, lost = record.trimmed, record.last, record.lost
     if lost is not None and after < lost[1]:
@@ -214,7 +214,7 @@ def _kept(record: Record) -> Iterator[tuple[int, int]]:
         yield after, last
 
 
-async def _read(journal: Journal, stream: str, after: int, last: int) -> Sequence[Run]:
+async def read_kept(journal: Journal, stream: str, after: int, last: int) -> Sequence[Run]:
     """The first lines behind `after`, up to `last`. Raises `JournalUnusable` if any is missing."""
     found = await journal.read(stream, after, bytes_max=READ_BYTES)
     runs = [run.until(last) for run in found if run.seq <= last]
@@ -232,7 +232,7 @@ async def _read(journal: Journal, stream: str, after: int, last: int) -> Sequenc
 async def _compare(source: Whole, target: Whole, on_stream: Callable[[int], object]) -> Copied:
     """Count what both have. Raises `JournalUnusable` at the first difference."""
     found = Copied()
-    walk = _Walk(source)
+    walk = Walk(source)
     while each := await walk.next():
         record, names = each
         on_stream(record.number)
@@ -249,7 +249,7 @@ async def _compare(source: Whole, target: Whole, on_stream: Callable[[int], obje
         found.streams += 1
         found.grants += len(grants)
         await _compare_lines(source, target, record, found)
-    count, walk = 0, _Walk(target)
+    count, walk = 0, Walk(target)
     while await walk.next():
         count += 1
     if count != found.streams:
@@ -262,7 +262,7 @@ async def _compare(source: Whole, target: Whole, on_stream: Callable[[int], obje
 
 
 async def _compare_lines(source: Whole, target: Whole, record: Record, found: Copied) -> None:
-    for after, last in _kept(record):
+    for after, last in kept(record):
         digest, size = await _digest(source, record.stream, after, last)
         if await _digest(target, record.stream, after, last) != (digest, size):
             raise _differs(record, f"a line between {after + 1} and {last} differs")
@@ -274,7 +274,7 @@ async def _digest(journal: Whole, stream: str, after: int, last: int) -> tuple[b
     """A digest of these lines, and their size."""
     digest, size = hashlib.sha256(), 0
     while after < last:
-        for run in await _read(journal, stream, after, last):
+        for run in await read_kept(journal, stream, after, last):
             digest.update(run.body)
             size += len(run.body)
             after = run.last

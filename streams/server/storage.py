@@ -130,5 +130,5 @@ async def _keys_of_store(store: Any, place: Place) -> Keys:
         return Keyring.parse(content, f"{where}, under its keys,")
 
     if await store.keys() is None:
-        await store.save_keys(new_keys())  # unless another replica was faster
+        await store.save_keys(new_keys(), replaces=None)  # unless another replica was faster
     return Keys(await read(), read)

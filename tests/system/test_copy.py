@@ -1,6 +1,7 @@
 """`mcp-streams copy`: journals are moved whole, and nothing serves one that is incomplete."""
 
 import json
+import re
 import shutil
 import socket
 import sqlite3
@@ -255,8 +256,8 @@ def test_an_incomplete_copy_is_served_by_nothing_until_it_is_complete(
     asked(store, "CONFIG", "SET", "maxmemory", "0")
     served = run("serve", APP, "--http=127.0.0.1:0", f"--journal={store}")
     assert served.returncode == 2
-    assert "incomplete copy: complete it with mcp-streams copy" in served.shown[-1]
-    assert "incomplete copy" in refused_copy(store, str(tmp_path / "copy.db"))
+    assert "is an unfinished copy: run mcp-streams copy" in served.shown[-1]
+    assert "is an unfinished copy" in refused_copy(store, str(tmp_path / "copy.db"))
     copied(str(source), store, "--keys")
     check_served(store, written, tmp_path / "served")
 
@@ -266,7 +267,7 @@ def test_what_an_incomplete_copy_has_left_is_deleted_first(
 ) -> None:
     asked(store, "SET", "{mcp-streams-of-others}:journal", "theirs")
     first = copied(str(source), store, "--keys")
-    asked(store, "HSET", "{mcp-streams}:journal", "copying", "1")  # as if it had been killed
+    asked(store, "SET", "{mcp-streams}:copying", "1")  # as if it had been killed
     assert copied(str(source), store) == first | {"keys": False}
     assert "theirs" in asked(store, "GET", "{mcp-streams-of-others}:journal")
     assert "no keys to copy" in refused_copy(store, str(tmp_path / "copy.db"), "--keys")
@@ -283,3 +284,34 @@ def asked(store: str, *words: str) -> str:
             answer = connection.recv(1 << 16).decode(errors="replace")
     assert not answer.startswith("-"), answer
     return answer
+
+
+def test_verify_and_export_read_a_store(source: Path, tmp_path: Path, store: str) -> None:
+    told = copied(str(source), store)
+    done = run("verify", store, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["messages"] == told["messages"]
+    assert "is sound: 9 streams" in run("verify", store).stdout
+    folders = [tmp_path / "of-file", tmp_path / "of-store"]
+    for journal, folder in zip((str(source), store), folders, strict=True):
+        assert run("export", journal, "--to", str(folder)).returncode == 0
+    of_file, of_store = ({each.name: each for each in folder.iterdir()} for folder in folders)
+    assert of_file.keys() == of_store.keys()
+    for name, path in of_file.items():
+        assert path.read_bytes() == of_store[name].read_bytes()
+
+
+def test_verify_and_export_find_what_a_store_has_lost(
+    source: Path, tmp_path: Path, store: str
+) -> None:
+    copied(str(source), store)
+    streams = re.findall(r"{mcp-streams}:l:[\w-]+", asked(store, "KEYS", "{mcp-streams}:l:*"))
+    assert streams
+    asked(store, "DEL", streams[0])
+    done = run("verify", store)
+    assert done.returncode == 1
+    assert "are missing or damaged" in done.stdout
+    assert SECRET not in done.stdout + done.stderr
+    done = run("export", store)
+    assert done.returncode == 1
+    assert '{"missing":{"from":1,' in done.stdout

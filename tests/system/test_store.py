@@ -21,7 +21,7 @@ from tests.wire.raw import PipePeer
 from tests.wire.verbs import POSITIONS, Reader, Started, called, read_stream, start, up_to
 
 SECRET = "hunter2"
-JOURNAL = "{mcp-streams}:journal"
+KEYS = "{mcp-streams}:keys"
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_an_owner_that_cannot_start_says_why_without_the_password(state: Path, s
     assert "wrong" not in why
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_new_keys_are_read_at_a_sighup(tmp_path: Path, server: Server, place: st
             peer.initialize(POSITIONS)
             before = start(peer, "count", n=3, gate=gate.path)
             if place == "store":
-                was = server.ask("HGET", JOURNAL, "keys", login=("AUTH", SECRET)).split()[1]
+                was = server.ask("GET", KEYS, login=("AUTH", SECRET)).split()[1]
                 both = (line(b"b") + was).decode()
-                server.ask("HSET", JOURNAL, "keys", both, login=("AUTH", SECRET))
+                server.ask("SET", KEYS, both, login=("AUTH", SECRET))
             elif place == "beside":
                 write(key_path(served.journal), b"b", more=key_path(served.journal).read_bytes())
             else:

@@ -14,7 +14,6 @@ from streams.journal.redis import codec
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
 from streams.journal.redis.settings import described
-from streams.journal.redis.upkeep import Upkeep
 from streams.journal.redis.writer import Writer, fetch
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
@@ -35,7 +34,7 @@ RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
 
 
-class RedisJournal(Upkeep):
+class RedisJournal:
     """`streams.journal.contract.Journal`, shared; `open_redis_journal` makes it."""
 
     def __init__(
@@ -421,15 +420,17 @@ class RedisJournal(Upkeep):
 
         Raises `JournalUnusable` if it has anything else.
         """
-        marker, streams, sessions = await self._calls(
+        marker, streams, sessions, keys = await self._calls(
             (b"EXISTS", self._prefix + "copying"),
             (b"ZCARD", self._prefix + "n"),
             (b"ZCARD", self._prefix + "sessions"),
+            (b"EXISTS", self._prefix + "keys"),
         )
-        if not marker and (streams or sessions):
+        if not marker and (streams or sessions or keys):
             raise JournalUnusable(
-                f"The journal in {self._servers.address} has {streams} streams and {sessions} "
-                "sessions: copy into a new one, with another prefix."
+                f"{self._servers.address} has a journal there already, with {streams} streams and "
+                f"{sessions} sessions: copy into a new one with ?prefix=NAME, or delete the keys "
+                f"that begin with {self._prefix}."
             )
         await self._calls((b"SET", self._prefix + "copying", b"1"))
         await self._delete_all()
