@@ -7,7 +7,7 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 
 | key | type | |
 |---|---|---|
-| `journal` | hash | schema, epoch, counts of bytes, `upkeep` |
+| `journal` | hash | schema, epoch, counts of bytes |
 | `r:<stream>` | hash | a record: see `codec` |
 | `l:<stream>` | stream | its lines; a stored run has the id `<last seq>-<count>` |
 | `g:<stream>` | hash | its grants |
@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from streams.errors import JournalUnusable
-from streams.journal.redis.addresses import parse
+from streams.journal.redis.addresses import is_store_url, parse, without_password
 from streams.limits import DAY_S, Durability
 
 if TYPE_CHECKING:
     from streams.journal.redis.journal import RedisJournal
 
-__all__ = ["open_redis_journal"]
+__all__ = ["is_store_url", "open_redis_journal", "without_password"]
 
 
 @asynccontextmanager
@@ -64,8 +64,8 @@ async def open_redis_journal(
     until so many replicas of the store have it: on disk (WAITAOF) with the durability "power", else
     in memory (WAIT). `bytes_max` limits what all streams take, `anonymous_bytes_max` those of
     anonymous callers. A session that is not saved for `session_idle_s` seconds and an hour is
-    deleted. No call takes longer than about `call_s` seconds. With `copies` a journal is opened
-    into which a copy was begun and not finished.
+    deleted. No call takes longer than about `call_s` seconds.
+    `copies` opens an unfinished copy as well (`begin_copy`).
 
     Raises `JournalUnusable`, which says what to do, if the store is not safe for a journal, or if
     coredis is missing; `Unavailable` if it cannot be reached now.
@@ -92,12 +92,8 @@ async def open_redis_journal(
             session_idle_s=session_idle_s + 3600.0,
         )
         await journal.open(copies=copies)
-        nursery.start_soon(journal.listener.run)
-        nursery.start_soon(journal.watch_memory)
-        await journal.listener.is_listening.wait()
+        await journal.listen(nursery)
         try:
-            if not copies:
-                await journal.refuse_unfinished()
             yield journal
         finally:
             await journal.aclose()
