@@ -150,7 +150,7 @@ class Course:
             replicas_acked=replicas_acked,
         )
         self.doing = "starting"
-        books = Books(folder / "notes")
+        books = Books(folder / "notes", folder / "diary")
         self._books.append(books)
         try:
             async with cluster(plan, self._dice) as made:
