@@ -72,6 +72,7 @@ class Cluster:
         program, _ = store_program()
         self.primary = Store("store-1", program, plan.folder)
         self.copy = Store("store-2", program, plan.folder) if plan.with_copy else None
+        self.replicas_acked = plan.replicas_acked
         self.cables = cables
         self.link = link
         self.replicas = [

@@ -76,7 +76,10 @@ async def partition(cluster: Cluster, dice: Random, lease_s: float) -> float:
 
 
 async def failover(cluster: Cluster, dice: Random, lease_s: float) -> float:
-    """Let the copy fall behind, kill the primary, and make the copy the primary."""
+    """Let the copy fall behind, kill the primary, and make the copy the primary.
+
+    The outage lasts until the new primary leads; where a copy must acknowledge, until it has one.
+    """
     assert cluster.copy is not None
     began_at = trio.current_time()
     cluster.link.part()
@@ -92,6 +95,8 @@ async def failover(cluster: Cluster, dice: Random, lease_s: float) -> float:
     await cluster.copy.start()
     await cluster.copy.up()
     await cluster.copy.follow(cluster.link.port)
+    if cluster.replicas_acked:
+        outage_s = trio.current_time() - began_at
     await _all_up(cluster)
     return outage_s
 

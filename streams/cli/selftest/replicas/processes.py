@@ -48,7 +48,7 @@ defaults
     retries 3
     retry-on conn-failure
     option redispatch 1
-    balance leastconn
+    balance roundrobin
 
 frontend mcp
     bind 127.0.0.1:{port}
