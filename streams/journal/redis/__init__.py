@@ -92,9 +92,7 @@ async def open_redis_journal(
             session_idle_s=session_idle_s + 3600.0,
         )
         await journal.open(copies=copies)
-        nursery.start_soon(journal.listener.run)
-        nursery.start_soon(journal.watch_memory)
-        await journal.listener.is_listening.wait()
+        await journal.listen(nursery)
         try:
             yield journal
         finally:

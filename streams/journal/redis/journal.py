@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from streams.errors import JournalError, JournalUnusable
+from streams.errors import JournalError, JournalUnusable, Unavailable
 from streams.journal.contract import STORED_BYTES_MAX, News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
@@ -62,6 +62,7 @@ class RedisJournal:
             replicas_acked=replicas_acked,
             session_idle_s=session_idle_s,
             renamed=self._renamed,
+            moved=self._moved,
         )
         self.listener = Listener(servers, self._reader, lambda: self.replica)
         self._locks: dict[bytes, trio.StrictFIFOLock] = {}  # of turns
@@ -87,6 +88,21 @@ class RedisJournal:
 
     def _renamed(self) -> None:
         self.listener.listen_anew()
+
+    def _moved(self) -> None:
+        """The other connections may be to a server that is no primary any more, and lags."""
+        self._reader.drop()
+        self.listener.listen_anew()
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        """Begin to hear of other replicas. Raises what keeps it from that."""
+        nursery.start_soon(self.listener.run)
+        nursery.start_soon(self.watch_memory)
+        with trio.move_on_after(2 * self._servers.call_s):
+            await self.listener.is_listening.wait()
+            self.listener.check()
+            return
+        raise Unavailable(f"{self._servers.address}: its channels do not answer")
 
     def describe(self) -> str:
         """One line for the log: where the store is, and what a crash of what may cost."""
