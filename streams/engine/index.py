@@ -6,6 +6,7 @@ from operator import attrgetter
 from typing import Final
 
 import msgspec
+import trio
 
 from streams.engine.stream import Stream
 from streams.errors import refusal
@@ -21,6 +22,8 @@ class Elsewhere(msgspec.Struct):
     read: Record | None = None  # the oldest of these that was written completely
     unwanted: Record | None = None  # of any principal, the one to be forgotten first
 
+
+RENAMED_AT_ONCE: Final = 500  # in about 5 ms
 
 NOTHING_ELSEWHERE: Final = Elsewhere()
 _number = attrgetter("number")
@@ -77,6 +80,17 @@ class Registry:
         """Let the tokens of a stream lead to it, if its client is told of them."""
         if stream.record.is_announced:
             self._give(stream, stream.names)
+
+    async def rename(self) -> None:
+        """The keyring has other keys now: let tokens that are made with these lead to streams."""
+        for count, stream in enumerate(self, 1):
+            names = self._names.get(stream, ())
+            if len(names) > (stream.mark is not None):  # else `name` was not called yet
+                for name in names:
+                    self._by_name.pop(name, None)
+                self.name(stream)
+            if count % RENAMED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
 
     def _give(self, stream: Stream, names: Sequence[bytes]) -> None:
         self._names[stream] = names
