@@ -35,6 +35,7 @@ from streams.server.storage import Place, open_store
 
 # A replica that lives renews its lease several times in this time, and a slow one at least once.
 WATCH_LEASES: Final = 1.5
+WATCH_LOOKS: Final = 6  # our own lease is renewed with each
 
 INCOMPLETE: Final = "The copy is incomplete, and no process serves it: copy again to complete it."
 
@@ -140,21 +141,19 @@ async def _opened_source(source: str, lease_s: float) -> AsyncIterator[tuple[Who
 
 async def _check_alone(store: Any, url: str, lease_s: float) -> None:
     """Raise `JournalUnusable` if another replica renews its lease."""
+    where = without_secrets(url)
     before = await store.renew()
-    await trio.sleep(WATCH_LEASES * lease_s)
-    after = await store.renew()
-    if before is None or after is None:
-        raise JournalUnusable(f"{without_secrets(url)} is in use: stop all of its replicas.")
-    living = [
-        replica
-        for replica, count in after.items()
-        if replica != store.replica and count > before.get(replica, -1)
-    ]
-    if living:
-        raise JournalUnusable(
-            f"{without_secrets(url)} is in use by {counted(len(living), 'replica')}: stop all of "
-            "them, and copy then."
-        )
+    for _ in range(WATCH_LOOKS):
+        await trio.sleep(WATCH_LEASES * lease_s / WATCH_LOOKS)
+        now = await store.renew()
+        if before is None or now is None:
+            raise JournalUnusable(f"{where} is in use: stop all of its replicas, and copy then.")
+        others = [each for each in now if each != store.replica]
+        if living := [each for each in others if now[each] > before.get(each, -1)]:
+            raise JournalUnusable(
+                f"{where} is in use by {counted(len(living), 'replica')}: stop all of them, and "
+                "copy then."
+            )
 
 
 def _names_of(keyring: Keyring | None, record: Record) -> Sequence[bytes]:
