@@ -114,6 +114,10 @@ class Engine:
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
         self._nursery: trio.Nursery
 
+    async def use_new_keys(self) -> None:
+        """The keyring has other keys now. Tokens of running calls are made with these."""
+        await self._streams.index.rename()
+
     # New streams
 
     def begin(

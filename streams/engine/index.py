@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Final
 
 import msgspec
+import trio
 
 from streams.clock import wall
 from streams.engine.stream import Stream
@@ -25,6 +26,7 @@ class Elsewhere(msgspec.Struct):
 
 
 SLOTS: Final = 256  # with 16 digits of microseconds, numbers have 18 digits
+RENAMED_AT_ONCE: Final = 500  # in about 5 ms
 NOTHING_ELSEWHERE: Final = Elsewhere()
 _number = attrgetter("number")
 
@@ -90,6 +92,17 @@ class Registry:
         """Let the tokens of a stream lead to it, if its client is told of them."""
         if stream.record.is_announced:
             self._give(stream, stream.names)
+
+    async def rename(self) -> None:
+        """The keyring has other keys now: let tokens that are made with these lead to streams."""
+        for count, stream in enumerate(self, 1):
+            names = self._names.get(stream, ())
+            if len(names) > (stream.mark is not None):  # else `name` was not called yet
+                for name in names:
+                    self._by_name.pop(name, None)
+                self.name(stream)
+            if count % RENAMED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
 
     def _give(self, stream: Stream, names: Sequence[bytes]) -> None:
         self._names[stream] = names

@@ -76,6 +76,13 @@ class MemoryJournal(Alone):
         last_number = max((record.number for record in self._records.values()), default=0)
         return Totals(len(self._evicted), last_number)
 
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """See `streams.journal.copying.Whole.streams`."""
+        await trio.lowlevel.checkpoint()
+        later = (record for record in self._records.values() if record.number > after)
+        found = heapq.nsmallest(limit, later, key=_number)
+        return [(record, sorted(self._names_of.get(record.stream, ()))) for record in found]
+
     async def find(self, stream: str) -> Record | None:
         await trio.lowlevel.checkpoint()
         return self._records.get(stream)
@@ -120,7 +127,7 @@ class MemoryJournal(Alone):
             record = apply(before, change)
         except JournalError as error:
             return error
-        if isinstance(change, Evict):
+        if isinstance(change, Create | Evict) and change.names:
             self._name(change)
         if record is before:
             return None
@@ -134,7 +141,7 @@ class MemoryJournal(Alone):
         self._store(change, record)
         return None
 
-    def _name(self, change: Evict) -> None:
+    def _name(self, change: Create | Evict) -> None:
         for name in change.names:
             self._names[name] = change.stream
         self._names_of.setdefault(change.stream, set()).update(change.names)
@@ -142,14 +149,12 @@ class MemoryJournal(Alone):
     def _drop(self, stream: str) -> None:
         del self._records[stream], self._runs[stream]
         for name in self._names_of.pop(stream, ()):
-            del self._names[name]
+            if self._names.get(name) == stream:
+                del self._names[name]
         self._rows.drop_grants_of_stream(stream)
 
     def _store(self, change: StreamChange, record: Record) -> None:
-        if isinstance(change, Create):
-            self._runs[change.stream] = []
-            return
-        runs = self._runs[change.stream]
+        runs = self._runs.setdefault(change.stream, [])
         if isinstance(change, Append):
             runs.extend(change.run.split(STORED_BYTES_MAX))
         if record.outcome is not Outcome.LIVE or not isinstance(change, Append):
