@@ -82,12 +82,15 @@ class Batch:
         staged = self._stage(change.stream)
         before = staged.now
         try:
+            if isinstance(change, Restore) and before is not None and change.fence > before.fence:
+                # The store has lost the claim of this replica, too.
+                before = replace(before, owner=self._replica, fence=change.fence)
             now = apply(before, self._owned(before, change))
         except JournalError as error:
             return error
         if isinstance(change, Create | Evict):
             staged.names += change.names
-        if now is before:
+        if now is staged.now:
             return None
         staged.now = now
         if now is None:
@@ -217,6 +220,8 @@ def _operations(staged: Staged, epoch: int, next_version: Callable[[], bytes]) -
         return operations
     is_created = known.record is None or staged.is_new
     kept = () if is_created else known.kept
+    if staged.lost is not None:
+        kept = tuple(each for each in kept if each[0] < staged.lost[0])
     runs = [run for run in staged.runs if run.last > now.trimmed]
     kept = tuple(each for each in kept if each[0] > now.trimmed)
     kept += tuple((run.last, len(run.body) + codec.RUN_BYTES) for run in runs)

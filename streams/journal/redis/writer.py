@@ -25,6 +25,7 @@ from streams.journal.records import (
     Forget,
     Outcome,
     Record,
+    Restore,
 )
 from streams.journal.redis import codec
 from streams.journal.redis.batch import Batch, Known, arguments
@@ -60,13 +61,17 @@ class Writer:
         replicas_acked: int,
         session_idle_s: float,
         renamed: Callable[[], None],
+        moved: Callable[[], None],
     ) -> None:
-        """`renamed` is called when this replica gets a new name."""
+        """`renamed` is called when this replica gets a new name, `moved` when another server (or
+        the same one, after a restart) takes the commits.
+        """
         self._servers = servers
         self._durability: Durability = durability
         self._replicas_acked = replicas_acked
         self._session_idle_s = session_idle_s
         self._renamed = renamed
+        self._moved = moved
         self._prefix = f"{{{servers.address.prefix}}}:"
         self.link = Link(servers, self._greet)
         self.settings: Settings | None = None
@@ -94,7 +99,9 @@ class Writer:
 
     async def _greet(self, link: Link) -> None:
         """Look at the server of a new connection, and make this replica known there."""
-        self.settings = await look(link)
+        before, self.settings = self.settings, await look(link)
+        if before is not None and before.server != self.settings.server:
+            self._moved()
         check(self.settings, self._servers.address, self._durability, self._replicas_acked)
         server = self.settings.server or new_name()
         schema, epoch, *counts = await link.function("open", codec.SCHEMA, server)
@@ -197,8 +204,15 @@ class Writer:
             record = replace(record, owner=self.replica, fence=record.fence + 1)
             batch.replace(record)
             claimed.append(record)
-        is_done = await self._write(batch, ("I", owner), is_freeing=True)
-        return claimed if is_done else None
+        if not await self._write(batch, ("I", owner), is_freeing=True):
+            return None
+        self._remember_claims(claimed)
+        return claimed
+
+    def _remember_claims(self, claimed: Sequence[Record]) -> None:
+        """A store that goes back gets these claims again, before what was committed after them."""
+        changes = [Restore(record.fence, record) for record in claimed]
+        self._recent.add(self._number, trio.current_time(), changes)
 
     def _may_lack_lines(self, mark: bytes, verified: bytes | None) -> bool:
         """Whether the store may have lost lines of a stream that clients know.
@@ -231,6 +245,7 @@ class Writer:
                 batch = self._batch(known)
                 batch.replace(taken)
                 if await self._write(batch, ("I", ""), is_freeing=True):
+                    self._remember_claims([taken])
                     return taken
             raise Unavailable(f"{self._servers.address}: other replicas take the same stream")
 
