@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+import signal
 import socket
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,8 @@ import pytest
 from streams.journal.ownership import key_path
 from streams.journal.sqlite.verify import inspect
 from tests.rigs.command import run
-from tests.rigs.redis_servers import KINDS, running
-from tests.wire.process import APP, ServerProcess
+from tests.rigs.redis_servers import KINDS, cluster, running
+from tests.wire.process import APP, CLI, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, read_stream, refused, start, up_to
 
@@ -315,3 +317,35 @@ def test_verify_and_export_find_what_a_store_has_lost(
     done = run("export", store)
     assert done.returncode == 1
     assert '{"missing":{"from":1,' in done.stdout
+
+
+def test_an_interrupted_copy_leaves_no_file(source: Path, tmp_path: Path, store: str) -> None:
+    """It is interrupted at any time: it has made the whole file by then, or none."""
+    copied(str(source), store, "--keys")
+    copy = tmp_path / "copy.db"
+    copying = subprocess.Popen(
+        [*CLI, "copy", store, str(copy), "--keys", "--lease=0.1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until("begun", lambda: len(list(tmp_path.iterdir())) > 1 or copying.poll() is not None)
+    copying.send_signal(signal.SIGINT)
+    _, said = copying.communicate(timeout=DEADLINE_S)
+    left = sorted(each.name for each in tmp_path.iterdir())
+    if copying.returncode == 0:
+        assert left == ["copy.db", "copy.db.key", "source"]
+    else:
+        assert copying.returncode == 130
+        assert f"{copy} was not made" in said
+        assert left == ["source"]
+
+
+def test_a_journal_moves_through_a_cluster(source: Path, tmp_path: Path) -> None:
+    with cluster("redis", tmp_path / "cluster") as nodes:
+        url = f"redis+cluster://127.0.0.1:{nodes[0].port}"
+        there = copied(str(source), url, "--keys")
+        copied(url, f"{url}?prefix=other", "--keys")
+        back = copied(f"{url}?prefix=other", str(tmp_path / "back.db"), "--keys")
+    assert there["messages"] == back["messages"] > 0
+    assert key_path(tmp_path / "back.db").read_bytes() == key_path(source).read_bytes()

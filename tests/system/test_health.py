@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.command import run
+from tests.rigs.redis_servers import running
 from tests.wire.process import APP, FAULTY_APP, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, start
@@ -84,3 +85,21 @@ def test_a_port_in_use_is_refused() -> None:
         done = run("serve", APP, "--http=127.0.0.1:0", f"--admin={address}")
     assert done.returncode == 2
     assert f"{address}: cannot listen there" in done.shown[-1]
+
+
+def test_it_is_not_ready_while_its_store_is_gone(tmp_path: Path) -> None:
+    with running("redis", tmp_path / "store", "--appendonly", "yes") as store:
+        options = (*ADMIN, "--lease=0.5")
+        with ServerProcess(tmp_path, store=f"{store.url}/0", options=options) as server:
+            port = port_of(server)
+            wait_until("ready", lambda: asked(port, "/health/ready") == (200, "ok\n"))
+            store.pause()
+            wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
+            assert "journal" in asked(port, "/health/ready")[1]
+            assert asked(port, "/health/live") == (200, "ok\n")
+            store.resume()
+            wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
+            store.kill()
+            wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
+            store.start()
+            wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)

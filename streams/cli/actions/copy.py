@@ -5,7 +5,8 @@ unfinished copy is marked as such, and refused by every process that serves.
 """
 
 import os
-from collections.abc import AsyncIterator, Sequence
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from streams.server.storage import Place, open_store
 
 # A replica that lives renews its lease several times in this time, and a slow one at least once.
 WATCH_LEASES: Final = 1.5
+WATCH_LOOKS: Final = 6  # our own lease is renewed with each
 
 INCOMPLETE: Final = "The copy is incomplete, and no process serves it: copy again to complete it."
 
@@ -42,21 +44,45 @@ def run(source: str, target: str, *, with_keys: bool, lease_s: float, as_json: b
     """Copy `source` to `target`, each a path or a URL; return the exit code."""
     shown = [without_secrets(name) if is_url(name) else name for name in (source, target)]
     failure: BaseException | None = None
-    copied = Copied()
+    copied: Copied | None = None
     try:
         with shown_progress() as on_progress:
-            copied = trio.run(partial(_copy, source, target, with_keys, lease_s, on_progress))
+            copying = partial(_copy, source, target, with_keys, lease_s, on_progress)
+            copied = trio.run(_unless_interrupted, copying)
     except* (JournalError, UnsafeFile, OSError, ValueError) as errors:
         failure = first_of(errors)
-    except* KeyboardInterrupt as interrupt:
-        failure = interrupt
-    if isinstance(failure, BaseExceptionGroup):
-        say(INCOMPLETE if is_url(target) else f"{target} was not made.")
-        return DETACHED
     if failure is not None:
         return complain(f"{str(failure).removesuffix('.')}.")
+    if copied is None:
+        say(f"Interrupted. {INCOMPLETE if is_url(target) else f'{target} was not made.'}")
+        return DETACHED
     _tell(copied, *shown, with_keys=with_keys, as_json=as_json)
     return DONE
+
+
+async def _unless_interrupted(copy: Callable[[], Awaitable[Copied]]) -> Copied | None:
+    """The result of `copy`, which is cancelled by a signal: then None.
+
+    A KeyboardInterrupt would leave files that a thread opens at that moment.
+    """
+    copied = None
+
+    async def cancel_at_signal(signals: AsyncIterator[int]) -> None:
+        async for _ in signals:
+            nursery.cancel_scope.cancel()
+
+    with trio.open_signal_receiver(*_signals()) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_at_signal, signals)
+            copied = await copy()
+            nursery.cancel_scope.cancel()
+    return copied
+
+
+def _signals() -> Sequence[signal.Signals]:
+    """Those that interrupt a copy. A shell lets a job in the background ignore SIGINT."""
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGINT]
 
 
 def _tell(copied: Copied, source: str, target: str, *, with_keys: bool, as_json: bool) -> None:
@@ -115,21 +141,19 @@ async def _opened_source(source: str, lease_s: float) -> AsyncIterator[tuple[Who
 
 async def _check_alone(store: Any, url: str, lease_s: float) -> None:
     """Raise `JournalUnusable` if another replica renews its lease."""
+    where = without_secrets(url)
     before = await store.renew()
-    await trio.sleep(WATCH_LEASES * lease_s)
-    after = await store.renew()
-    if before is None or after is None:
-        raise JournalUnusable(f"{without_secrets(url)} is in use: stop all of its replicas.")
-    living = [
-        replica
-        for replica, count in after.items()
-        if replica != store.replica and count > before.get(replica, -1)
-    ]
-    if living:
-        raise JournalUnusable(
-            f"{without_secrets(url)} is in use by {counted(len(living), 'replica')}: stop all of "
-            "them, and copy then."
-        )
+    for _ in range(WATCH_LOOKS):
+        await trio.sleep(WATCH_LEASES * lease_s / WATCH_LOOKS)
+        now = await store.renew()
+        if before is None or now is None:
+            raise JournalUnusable(f"{where} is in use: stop all of its replicas, and copy then.")
+        others = [each for each in now if each != store.replica]
+        if living := [each for each in others if now[each] > before.get(each, -1)]:
+            raise JournalUnusable(
+                f"{where} is in use by {counted(len(living), 'replica')}: stop all of them, and "
+                "copy then."
+            )
 
 
 def _names_of(keyring: Keyring | None, record: Record) -> Sequence[bytes]:

@@ -132,7 +132,9 @@ def _parse(url: str, shown: str, prefix: str) -> Address:
 
 def _check_query(query: Mapping[str, str], *, is_tls: bool) -> None:
     if unknown := set(query) - _QUERY:
-        raise ValueError(f"it has {min(unknown)}=, the known ones are {', '.join(sorted(_QUERY))}")
+        # A password with a question mark may have come here.
+        what = "an unknown parameter" if "@" in str(query) else f"{min(unknown)}="
+        raise ValueError(f"it has {what}, the known ones are {', '.join(sorted(_QUERY))}")
     if "ca" in query and not is_tls:
         raise ValueError("ca= is for TLS, write rediss:// or valkeys://")
     if "ca" in query and not Path(query["ca"]).is_file():
@@ -166,4 +168,7 @@ def _host(text: str, port: int) -> Host:
     parts = urlsplit(f"x://{text}")
     if not parts.hostname:
         raise ValueError("a host is missing")
-    return unquote(parts.hostname), parts.port or port
+    try:
+        return unquote(parts.hostname), parts.port or port
+    except ValueError:  # which shows the text, and that may be a part of a password
+        raise ValueError("the port of a host must be a number up to 65535") from None
