@@ -36,7 +36,7 @@ class Row(msgspec.Struct):
     finished: int = 0
     interrupted: int = 0
     unannounced: int = 0  # whose connection was lost before there was a ticket
-    refused: int = 0  # by a server that shut down
+    refused: int = 0  # by a server that shut down, or that had no store
     lost: int = 0
     twice: int = 0
     misordered: int = 0
@@ -200,7 +200,7 @@ class Books:
         self.open.discard(account)
 
     def refuse(self, account: Account) -> None:
-        """A server that shuts down has not begun the call."""
+        """The server has not begun the call."""
         self.row.refused += 1
         self.open.discard(account)
 

@@ -69,8 +69,8 @@ class User:
             except CallFailed as failed:
                 if self._reason(failed) in ENDED and story.tool != LASTING:
                     self._books.interrupt(account)
-                elif self._ticket is None and SHUTTING_DOWN in str(failed):
-                    self._books.refuse(account)  # it has not begun
+                elif self._ticket is None and self._is_refused(failed):
+                    self._books.refuse(account)
                     await trio.sleep(self._dice.uniform(*RETRY_S))
                 else:
                     self._fail(account, failed)
@@ -120,6 +120,10 @@ class User:
             "flush_every": self._dice.randint(*FLUSH_EVERY),
             "notes": str(self._books.notes),
         }
+
+    def _is_refused(self, failed: CallFailed) -> bool:
+        """Whether the call has not begun: the server shuts down, or the store is away."""
+        return SHUTTING_DOWN in str(failed) or self._reason(failed) == "unavailable"
 
     @staticmethod
     def _reason(failed: CallFailed) -> object:
