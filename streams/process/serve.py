@@ -118,7 +118,7 @@ async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
     with watched(options.watchdog_s, tool_namer(server)):
         async with trio.open_nursery() as nursery:
             if options.admin is not None:  # it answers before all else, and after it
-                await nursery.start(_serve_admin, options.admin, health, options)
+                await nursery.start(_serve_admin, options.admin, health)
             await _serve(server, options, health, *how)
             nursery.cancel_scope.cancel()
 
@@ -402,7 +402,6 @@ async def _listen(
 async def _serve_admin(
     address: str,
     health: Health,
-    options: Options,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -414,7 +413,7 @@ async def _serve_admin(
             admin_endpoint(health),
             body_bytes_max=BODY_BYTES_MAX,
             connections_max=CONNECTIONS_MAX,
-            allowed_hosts=options.allowed_hosts,
+            allowed_hosts=None,  # probes send an address or nothing
         )
         try:
             port = await nursery.start(serve, host, port)

@@ -54,6 +54,17 @@ def test_a_server_that_serves_lives_and_is_ready(tmp_path: Path) -> None:
         assert asked(server.http_port, "/health/ready")[0] == 404, "and operators have this one"
 
 
+@pytest.mark.parametrize("host", ["", "Host: 10.1.2.3:9090\r\n", "Host: replica-1\r\n"])
+def test_a_probe_may_send_any_host_or_none(host: str, tmp_path: Path) -> None:
+    """HAProxy sends no Host, and a kubelet the address of the pod, whatever clients must send."""
+    options = (*ADMIN, "--allow-host", "mcp.example.com")
+    with ServerProcess(tmp_path, options=options) as server:
+        for port, status in ((port_of(server), b"200"), (server.http_port, b"403")):
+            with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as probe:
+                probe.sendall(f"GET /health/live HTTP/1.0\r\n{host}\r\n".encode())
+                assert probe.recv(4096).startswith(b"HTTP/1.1 " + status)
+
+
 def test_it_is_not_ready_from_before_its_sockets_close(tmp_path: Path) -> None:
     """A tool that does not end keeps the process alive up to the deadline of its shutdown."""
     with ServerProcess(tmp_path, app=FAULTY_APP, options=ADMIN) as server:

@@ -67,8 +67,9 @@ class ListenOptions(TypedDict, total=False):
     """How many connections an authenticated caller may have; over HTTP, how many requests at once.
     """
 
-    allowed_hosts: Collection[str]
-    """Names that `Host` may have, besides those that `transports.net.origins` always allows."""
+    allowed_hosts: Collection[str] | None
+    """Names that `Host` may have, besides those that `transports.net.origins` always allows. None:
+    any name, or none: for answers that any web page may read."""
 
     allowed_origins: Collection[str]
     """Origins of web pages that may connect, likewise."""
@@ -291,14 +292,17 @@ def port_of(listeners: Sequence[trio.SocketListener]) -> int:
 
 
 def _origins_for(
-    listeners: Sequence[trio.SocketListener], hosts: Collection[str], origins: Collection[str]
+    listeners: Sequence[trio.SocketListener],
+    hosts: Collection[str] | None,
+    origins: Collection[str],
 ) -> Origins:
     """The checks of `Host` and `Origin` for `listeners`, which allow `hosts` and `origins`."""
     names = [listener.socket.getsockname()[0] for listener in listeners]
     return Origins(
         is_loopback=all(names_loopback(name) for name in names),
-        hosts=frozenset(name.lower() for name in hosts),
+        hosts=frozenset(name.lower() for name in hosts or ()),
         origins=frozenset(name.lower() for name in origins),
+        takes_any_host=hosts is None,
     )
 
 

@@ -56,9 +56,7 @@ frontend mcp
     default_backend streams
 
 backend streams
-    option httpchk
-    http-check send meth GET uri /health/ready ver HTTP/1.1 hdr Host localhost
-    http-check expect status 200
+    option httpchk GET /health/ready
     timeout check 400ms
     default-server check inter 400ms fastinter 200ms fall 2 rise 1 on-marked-down shutdown-sessions
 {streams}
