@@ -496,10 +496,12 @@ class Operations:
     def ack(self, session: Session, stream_id: str, seq: int) -> None:
         """A client confirms what it has. An ack that it may not give is dropped."""
         stream, replicas = self._streams.here(stream_id), self._streams.replicas
-        is_one = stream is not None and stream.confirm(session, seq)
-        if replicas is not None and session.settings.positions and not is_one:
-            replicas.post(stream_id, Acked(seq, session.name))  # another one may serve the client
-        elif not (is_one and session.settings.positions):
+        may_ack = session.settings.positions
+        if may_ack and stream is not None and stream.confirm(session, seq):
+            return
+        if may_ack and replicas is not None:  # another replica may serve the client
+            replicas.post(stream_id, Acked(seq, session.name))
+        else:
             log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
 
     def answer(self, session: Session, message: Message) -> None:
