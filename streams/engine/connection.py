@@ -27,6 +27,7 @@ import msgspec
 import trio
 
 from streams import messages
+from streams.clock import wall
 from streams.engine.framing import NUMBERED, PLAIN, Framing
 from streams.engine.notices import Notices
 from streams.engine.posts import Taker
@@ -261,6 +262,7 @@ class Delivery:
     """One stream on its way over one connection: the `Follower` of the stream."""
 
     __slots__ = (
+        "attached_at",
         "connection",
         "dialects",
         "granted",
@@ -304,6 +306,9 @@ class Delivery:
         self.connection = connection
         self.start = after if granted is None else granted.start
         self.number = 0
+        # A request over HTTP may have waited for the owner of the stream.
+        waited_s = trio.current_time() - connection.opened_at if connection.is_response else 0.0
+        self.attached_at = wall() - waited_s
         self.position = after
         self.written = after - 1  # becomes `after` once the preamble is written
         self.preamble = preamble

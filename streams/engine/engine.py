@@ -393,8 +393,8 @@ class Engine:
         """Why this process should get no new connections now; "" where it should."""
         if self._is_closing:
             return "it is shutting down"
-        if self._replicas is not None and self._replicas.is_cut_off:
-            return "the journal does not answer, and the lease of this replica is over"
+        if self._replicas is not None and self._replicas.is_late:
+            return "the store of the journal does not answer"
         return self._committer.why_not
 
     def hang_up_all(self) -> None:

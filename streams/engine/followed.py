@@ -163,6 +163,7 @@ class FollowedStream(Stream):
             level=reader.level,
             confirms=reader.confirms,
             is_new=is_new,
+            at=delivery.attached_at,
         )
         self._post(attach)
 

@@ -21,7 +21,7 @@ from streams.engine.posts import Acked, Taker
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
-from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
 from streams.exchange import authenticated, is_anonymous
 from streams.journal.contract import Journal
 from streams.journal.records import Record
@@ -495,11 +495,11 @@ class Operations:
 
     def ack(self, session: Session, stream_id: str, seq: int) -> None:
         """A client confirms what it has. An ack that it may not give is dropped."""
-        stream = self._streams.here(stream_id)
-        if stream is None and session.settings.positions and self._streams.replicas is not None:
-            self._streams.replicas.post(stream_id, Acked(seq, session.name))
-            return
-        if stream is None or not (session.settings.positions and stream.confirm(session, seq)):
+        stream, replicas = self._streams.here(stream_id), self._streams.replicas
+        is_one = stream is not None and stream.confirm(session, seq)
+        if replicas is not None and session.settings.positions and not is_one:
+            replicas.post(stream_id, Acked(seq, session.name))  # another one may serve the client
+        elif not (is_one and session.settings.positions):
             log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
 
     def answer(self, session: Session, message: Message) -> None:
@@ -590,7 +590,13 @@ class Operations:
 
 
 def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
-    """End the attached delivery, whether its connection lives or not: the newest wins."""
+    """End the attached delivery, whether its connection lives or not: the newest wins.
+
+    A request may have waited for the owner of the stream while its client has gone, and has come
+    back over another connection. Then this one must not displace that.
+    """
+    if not by.channel.is_writable():
+        raise Refusal(INTERNAL_ERROR, "The connection is gone.")
     if (current := stream.displace()) is not None:
         current.give_way(Taker(by.session.name, reply_id))
 

@@ -46,6 +46,7 @@ class Attach(_Post, frozen=True):
     level: str
     confirms: bool
     is_new: bool  # else it was attached before
+    at: float  # when it was attached first, in wall time
 
 
 class Moved(_Post, frozen=True):

@@ -40,6 +40,10 @@ from streams.logs import log
 
 # How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
 BEATS: Final = 8
+# Parts of the lease without the store, after which balancers are told to send no new connections,
+# and after which all connections are closed. A balancer needs some time to go elsewhere.
+LATE: Final = 0.5
+CUT_OFF: Final = 0.75
 # A post is sent again after this time where the journal takes nothing.
 RETRY_FIRST_S: Final = 0.02
 RETRY_LAST_S: Final = 0.5
@@ -60,6 +64,7 @@ class RemoteFollower:
 
     def __init__(self, stream: Stream, replica: str, attach: posts.Attach, tell: "Tell") -> None:
         self.number = 0
+        self.attached_at = attach.at
         self.replica = replica
         self.start = attach.start
         self.position = attach.position
@@ -103,6 +108,13 @@ class RemoteFollower:
         self._stream.detach(self)
 
 
+class _Looking(msgspec.Struct):
+    """A question to the owner of a stream, which waits for its answer."""
+
+    stream: FollowedStream
+    answer: trio.MemorySendChannel[posts.View]
+
+
 Tell = Callable[[str, str, ToReplica], None]  # to a replica, about a stream
 
 
@@ -144,7 +156,8 @@ class Replicas:
         self._limits = limits
         self._engine = engine
         self._followed: dict[str, FollowedStream] = {}
-        self._looks: dict[int, trio.MemorySendChannel[posts.View]] = {}
+        self._looks: dict[int, _Looking] = {}
+        self._adopted: dict[str, float] = {}  # streams that were taken over not long ago
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
@@ -154,7 +167,7 @@ class Replicas:
         self._has_claims.set()
         self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
         self._renewed_at = trio.current_time()
-        self.is_cut_off = False  # from the journal, for longer than the lease
+        self.is_late = self._is_cut_off = False
         self._nursery: trio.Nursery
         streams.replicas = self
         streams.sessions.tell_others = self._tell_of_session
@@ -198,12 +211,16 @@ class Replicas:
             await trio.sleep(pause_s)
 
     def _missed_beat(self, trouble: Exception) -> None:
+        """The store does not answer. Others may take over, so clients go there in time."""
         late_s = trio.current_time() - self._renewed_at
-        if late_s < self._journal.lease_s or self.is_cut_off:
+        self.is_late = late_s > LATE * self._journal.lease_s
+        if self._is_cut_off or late_s < CUT_OFF * self._journal.lease_s:
             return
-        self.is_cut_off = True
-        if self._seen:  # others may have taken over by now
-            log.warning("the lease of this replica is over: its clients go elsewhere", why=trouble)
+        self._is_cut_off = True
+        if self._seen:
+            log.warning(
+                "the lease of this replica ends: its clients go elsewhere", why=str(trouble)
+            )
             self._engine.hang_up_all()
 
     def _look_at(self, counts: Mapping[str, int]) -> None:
@@ -211,7 +228,7 @@ class Replicas:
         # Where this replica itself has stood still, the others did not.
         if now - self._renewed_at > lease_s / 2:
             self._seen.clear()
-        self._renewed_at, self.is_cut_off = now, False
+        self._renewed_at, self.is_late, self._is_cut_off = now, False, False
         ours = self._journal.replica
         for replica, count in counts.items():
             was, since = self._seen.get(replica, (None, now))
@@ -241,11 +258,13 @@ class Replicas:
         log.warning("other replicas have taken over all calls of this one", calls=len(lost))
         for stream in lost:
             self._streams.lose(stream)
-        self._renewed_at, self.is_cut_off = trio.current_time(), False
+        self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
         self._seen.clear()
 
     def _forget_idle(self) -> None:
         """Follow no stream any more that no client is attached to."""
+        oldest = trio.current_time() - 2 * self._journal.lease_s
+        self._adopted = {each: at for each, at in self._adopted.items() if at > oldest}
         for stream_id, stream in list(self._followed.items()):
             idle_since = stream.state.idle_since
             is_idle = idle_since is not None and stream.delivery is None
@@ -302,6 +321,10 @@ class Replicas:
             _move(followed.delivery, stream, is_kept=self._streams.index.get(stream.id) is stream)
             await self._unfollow(record.stream)
         del self._adopting[record.stream]
+        self._adopted[record.stream] = trio.current_time()
+        for number, look in self._looks.items():
+            if look.stream.id == record.stream:
+                look.answer.send_nowait(_view(stream, number))
         for post in waiting:
             self._receive(post)
         return stream
@@ -340,9 +363,9 @@ class Replicas:
 
     async def _look(self, stream: FollowedStream) -> posts.View:
         """Ask the owner of a stream how it is. One that has died is asked through its heir."""
-        send, receive = trio.open_memory_channel[posts.View](1)
+        send, receive = trio.open_memory_channel[posts.View](math.inf)
         number = next(self._numbers)
-        self._looks[number] = send
+        self._looks[number] = _Looking(stream, send)
         try:
             stream.look(number)
             with trio.fail_after(2 * self._journal.lease_s + 1):
@@ -373,6 +396,9 @@ class Replicas:
         stream.follow(record)
         if record.owner not in (was, "", self._journal.replica):
             stream.attach_anew()
+            for number, look in self._looks.items():
+                if look.stream is stream:  # the owner has died perhaps while it had the question
+                    stream.look(number)
         elif record.owner == "" and stream.delivery is not None:
             await self._own(stream_id)
 
@@ -496,12 +522,22 @@ class Replicas:
         elif is_here:
             assert follower is not None
             stream.attach(follower)
+        elif follower is not None and self._is_older(post, follower, stream):
+            ended = posts.Ended(post.number, superseded_by=follower.taker)
+            self._tell(sender, stream.id, ended)
         elif post.is_new:
             displaced = stream.displace()
             if displaced is not None:
                 displaced.give_way(post.taker)
             stream.attach(RemoteFollower(stream, sender, post, self._tell))
         # Else it was displaced while its peer was silent, and was told so.
+
+    def _is_older(self, post: posts.Attach, than: Follower, stream: Stream) -> bool:
+        """Whether a delivery has waited for the owner longer than the one that is attached.
+
+        After a take-over posts come in any order, and the time alone tells which is the newest.
+        """
+        return stream.id in self._adopted and post.at < than.attached_at
 
     def refused(self, stream_id: str, error: Exception) -> Sequence[Restore]:
         """The journal does not take a change of this stream. Returns what mends that, if anything.
@@ -549,7 +585,7 @@ class Replicas:
                 elif stream is not None:
                     self._refresh_soon(stream)
                 if (look := self._looks.get(post.request)) is not None:
-                    look.send_nowait(post)
+                    look.answer.send_nowait(post)
             case posts.Ended():
                 if stream is not None:
                     stream.ended(post)

@@ -61,6 +61,7 @@ class Follower(Protocol):
     """A delivery, as its stream sees it. At most one is attached to a stream."""
 
     number: int  # in the order of the stream's deliveries; set when it is attached
+    attached_at: float  # in wall time
 
     @property
     def reader(self) -> Reader:

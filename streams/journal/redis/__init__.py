@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from streams.errors import JournalUnusable
-from streams.journal.redis.addresses import parse
+from streams.journal.redis.addresses import is_store_url, parse, without_password
 from streams.limits import DAY_S, Durability
 
 if TYPE_CHECKING:
     from streams.journal.redis.journal import RedisJournal
 
-__all__ = ["open_redis_journal"]
+__all__ = ["is_store_url", "open_redis_journal", "without_password"]
 
 
 @asynccontextmanager
@@ -92,9 +92,7 @@ async def open_redis_journal(
             session_idle_s=session_idle_s + 3600.0,
         )
         await journal.open(copies=copies)
-        nursery.start_soon(journal.listener.run)
-        nursery.start_soon(journal.watch_memory)
-        await journal.listener.is_listening.wait()
+        await journal.listen(nursery)
         try:
             yield journal
         finally:

@@ -17,7 +17,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from streams.errors import JournalUnusable
-from streams.journal.addresses import without_secrets
 
 DEFAULT_PORT: Final = 6379
 DEFAULT_SENTINEL_PORT: Final = 26379
@@ -67,12 +66,24 @@ class Address(msgspec.Struct, frozen=True):
             ) from error
 
 
+def without_password(url: str) -> str:
+    """A URL as it may be printed. All before the last `@` counts: a password may be unescaped."""
+    shown = re.sub(r"(://[^:@/?#]*).*@", r"\1:***@", url)
+    return re.sub(r"(sentinel_password=)[^&#]*", r"\1***", shown)
+
+
+def is_store_url(text: str) -> bool:
+    """Whether this is a URL of a store, and not the path of a file."""
+    scheme, colon, _ = text.partition("://")
+    return bool(colon) and (_SCHEME.fullmatch(scheme) is not None or scheme in _UNIX)
+
+
 def parse(url: str, prefix: str | None = None) -> Address:
     """Parse a URL; `prefix` is used if the URL has no other.
 
     Raises `JournalUnusable`, which names the URL without its password.
     """
-    shown = without_secrets(url)
+    shown = without_password(url)
     try:
         return _parse(url, shown, prefix or DEFAULT_PREFIX)
     except ValueError as error:
@@ -121,7 +132,9 @@ def _parse(url: str, shown: str, prefix: str) -> Address:
 
 def _check_query(query: Mapping[str, str], *, is_tls: bool) -> None:
     if unknown := set(query) - _QUERY:
-        raise ValueError(f"it has {min(unknown)}=, the known ones are {', '.join(sorted(_QUERY))}")
+        # A password with a question mark may have come here.
+        what = "an unknown parameter" if "@" in str(query) else f"{min(unknown)}="
+        raise ValueError(f"it has {what}, the known ones are {', '.join(sorted(_QUERY))}")
     if "ca" in query and not is_tls:
         raise ValueError("ca= is for TLS, write rediss:// or valkeys://")
     if "ca" in query and not Path(query["ca"]).is_file():
@@ -155,4 +168,7 @@ def _host(text: str, port: int) -> Host:
     parts = urlsplit(f"x://{text}")
     if not parts.hostname:
         raise ValueError("a host is missing")
-    return unquote(parts.hostname), parts.port or port
+    try:
+        return unquote(parts.hostname), parts.port or port
+    except ValueError:  # which shows the text, and that may be a part of a password
+        raise ValueError("the port of a host must be a number up to 65535") from None

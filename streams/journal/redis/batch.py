@@ -5,7 +5,7 @@ of `library.lua` that make the store follow.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -28,7 +28,10 @@ from streams.journal.redis import codec
 from streams.journal.sessions import DropGrant, DropSession, SaveGrant, SaveSession, SessionChange
 from streams.messages import Run
 
-ABSENT = b""  # the mark of a stream without a record
+ABSENT: Final = b""  # the mark of a stream without a record
+# Bytes of runs that are counted together: they count until the last of them is confirmed.
+COUNTED_BYTES: Final = 16 * 1024
+COUNTS_AIM: Final = 32
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -36,7 +39,8 @@ class Known(msgspec.Struct, frozen=True):
 
     record: Record | None = None
     mark: bytes = ABSENT
-    # The last seq and the bytes of each stored run; of a stream that was claimed, one for all.
+    # The bytes of the stored runs up to a seq, each since the one before: of a few runs together,
+    # and of all those that were there when the stream was claimed.
     kept: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -82,12 +86,15 @@ class Batch:
         staged = self._stage(change.stream)
         before = staged.now
         try:
+            if isinstance(change, Restore) and before is not None and change.fence > before.fence:
+                # The store has lost the claim of this replica, too.
+                before = replace(before, owner=self._replica, fence=change.fence)
             now = apply(before, self._owned(before, change))
         except JournalError as error:
             return error
         if isinstance(change, Create | Evict):
             staged.names += change.names
-        if now is before:
+        if now is staged.now:
             return None
         staged.now = now
         if now is None:
@@ -217,9 +224,11 @@ def _operations(staged: Staged, epoch: int, next_version: Callable[[], bytes]) -
         return operations
     is_created = known.record is None or staged.is_new
     kept = () if is_created else known.kept
+    if staged.lost is not None:
+        kept = tuple(each for each in kept if each[0] < staged.lost[0])
     runs = [run for run in staged.runs if run.last > now.trimmed]
     kept = tuple(each for each in kept if each[0] > now.trimmed)
-    kept += tuple((run.last, len(run.body) + codec.RUN_BYTES) for run in runs)
+    kept = _with_runs(kept, runs)
     if not is_created:
         operations += _trimming(staged, now)
     if staged.lost is not None and staged.lost[1] > now.trimmed:
@@ -236,6 +245,20 @@ def _operations(staged: Staged, epoch: int, next_version: Callable[[], bytes]) -
         operations += ["N", stream, name]
     staged.after = Known(now, mark, kept)
     return operations
+
+
+def _with_runs(
+    kept: tuple[tuple[int, int], ...], runs: Sequence[Run]
+) -> tuple[tuple[int, int], ...]:
+    """Add runs to the counts of bytes. Small ones are counted together, so there are few counts."""
+    counts = list(kept)
+    least = max(COUNTED_BYTES, sum(size for _, size in kept) // COUNTS_AIM)
+    for run in runs:
+        size = len(run.body) + codec.RUN_BYTES
+        if counts and counts[-1][1] + size <= least:
+            size += counts.pop()[1]
+        counts.append((run.last, size))
+    return tuple(counts)
 
 
 def _trimming(staged: Staged, now: Record) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from streams.errors import JournalError, JournalUnusable
+from streams.errors import JournalError, JournalUnusable, Unavailable
 from streams.journal.contract import STORED_BYTES_MAX, News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
@@ -62,6 +62,7 @@ class RedisJournal:
             replicas_acked=replicas_acked,
             session_idle_s=session_idle_s,
             renamed=self._renamed,
+            moved=self._moved,
         )
         self.listener = Listener(servers, self._reader, lambda: self.replica)
         self._locks: dict[bytes, trio.StrictFIFOLock] = {}  # of turns
@@ -87,6 +88,21 @@ class RedisJournal:
 
     def _renamed(self) -> None:
         self.listener.listen_anew()
+
+    def _moved(self) -> None:
+        """The other connections may be to a server that is no primary any more, and lags."""
+        self._reader.drop()
+        self.listener.listen_anew()
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        """Begin to hear of other replicas. Raises what keeps it from that."""
+        nursery.start_soon(self.listener.run)
+        nursery.start_soon(self.watch_memory)
+        with trio.move_on_after(2 * self._servers.call_s):
+            await self.listener.is_listening.wait()
+            self.listener.check()
+            return
+        raise Unavailable(f"{self._servers.address}: its channels do not answer")
 
     def describe(self) -> str:
         """One line for the log: where the store is, and what a crash of what may cost."""
@@ -420,17 +436,15 @@ class RedisJournal:
 
         Raises `JournalUnusable` if it has anything else.
         """
-        marker, streams, sessions, keys = await self._calls(
+        marker, streams, sessions = await self._calls(
             (b"EXISTS", self._prefix + "copying"),
             (b"ZCARD", self._prefix + "n"),
             (b"ZCARD", self._prefix + "sessions"),
-            (b"EXISTS", self._prefix + "keys"),
         )
-        if not marker and (streams or sessions or keys):
+        if not marker and (streams or sessions):
             raise JournalUnusable(
-                f"{self._servers.address} has a journal there already, with {streams} streams and "
-                f"{sessions} sessions: copy into a new one with ?prefix=NAME, or delete the keys "
-                f"that begin with {self._prefix}."
+                f"The journal in {self._servers.address} has {streams} streams and {sessions} "
+                "sessions: copy into a new one, with another prefix."
             )
         await self._calls((b"SET", self._prefix + "copying", b"1"))
         await self._delete_all()

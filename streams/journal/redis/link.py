@@ -274,30 +274,39 @@ class Link:
         self._connection: BaseConnection | None = None
         self._greet = greet
         self._connecting = trio.Lock()
-        self._is_greeting = False
-
-    @property
-    def is_connected(self) -> bool:
-        return self._connection is not None and self._connection.usable
+        self._failures = 0  # attempts to connect
+        self._failure = ""  # of the last one
 
     async def connection(self) -> BaseConnection:
         """The connection, new if need be."""
         if self._connection is not None and self._connection.usable:
             return self._connection
+        failures = self._failures
         async with self._connecting:
             if self._connection is not None and self._connection.usable:
                 return self._connection
-            connection = await self.servers.connect()
-            if self._greet is not None:
-                greeter = Link(self.servers)
-                greeter._connection = connection
-                try:
-                    await self._greet(greeter)
-                except BaseException:
-                    connection.invalidate()
-                    raise
+            if self._failures != failures:  # else each of many calls would try in its turn
+                raise Unavailable(self._failure)
+            try:
+                connection = await self.servers.connect()
+                await self._welcome(connection)
+            except Unavailable as error:
+                self._failures += 1
+                self._failure = str(error)
+                raise
             self._connection = connection
             return connection
+
+    async def _welcome(self, connection: BaseConnection) -> None:
+        if self._greet is None:
+            return
+        greeter = Link(self.servers)
+        greeter._connection = connection
+        try:
+            await self._greet(greeter)
+        except BaseException:
+            connection.invalidate()
+            raise
 
     def drop(self) -> None:
         """Close the connection; calls that are under way fail."""

@@ -130,10 +130,14 @@ class Listener:
         self._wake.set()
 
     def listen_anew(self) -> None:
-        """This replica has a new name: its posts and news come by another channel."""
-        self._fetched_ids.clear()
+        """This replica has a new name, or another server: its news come by another channel."""
         if self._connection is not None:
             self._connection.invalidate()
+
+    def check(self) -> None:
+        """Raise what has ended the listening, if anything."""
+        if self._failure is not None:
+            raise self._failure
 
     async def follow(self, stream: str) -> None:
         """From now on the news have the changes of this stream."""
@@ -150,8 +154,7 @@ class Listener:
         """See `Journal.news`."""
         await trio.lowlevel.checkpoint()
         while True:
-            if self._failure is not None:
-                raise self._failure
+            self.check()
             self._wake = trio.Event()
             if self._has_posts:
                 await self._fetch()

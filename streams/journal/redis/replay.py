@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from streams.journal.records import Append, Change, Create
+from streams.journal.records import Append, Change, Create, Restore
 from streams.limits import MIB
 
 KEPT_S: Final = 5.0  # a store that syncs each second loses two at most; a failover, the lag
@@ -35,10 +35,14 @@ class Recent:
         self._dropped = 0  # the number of the newest commit that is not kept any more
 
     def add(self, number: int, now: float, changes: Sequence[Change]) -> None:
-        """Keep a commit, and drop those that are too old or too many."""
+        """Keep a commit. `now` is trio's time."""
         size = sum(map(_size, changes))
         self._commits.append(_Commit(number, now, size, changes))
         self._size += size
+        self.drop_old(now)
+
+    def drop_old(self, now: float) -> None:
+        """Drop what is kept for long enough, or is too much."""
         while self._commits and (self._commits[0].at < now - KEPT_S or self._size > KEPT_BYTES):
             dropped = self._commits.popleft()
             self._size -= dropped.size
@@ -67,6 +71,10 @@ class Recent:
 
 
 def _size(change: Change) -> int:
-    if isinstance(change, Append):
-        return _CHANGE_BYTES + len(change.run.body)
-    return _CHANGE_BYTES + (len(change.record.origin) if isinstance(change, Create) else 0)
+    match change:
+        case Append():
+            return _CHANGE_BYTES + len(change.run.body)
+        case Create() | Restore():
+            return _CHANGE_BYTES + len(change.record.origin)
+        case _:
+            return _CHANGE_BYTES

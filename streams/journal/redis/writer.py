@@ -25,6 +25,7 @@ from streams.journal.records import (
     Forget,
     Outcome,
     Record,
+    Restore,
 )
 from streams.journal.redis import codec
 from streams.journal.redis.batch import Batch, Known, arguments
@@ -46,6 +47,8 @@ ATTEMPTS_MAX: Final = 20
 JUMP: Final = 2**32
 # How long a commit waits for replicas of the store, as a part of the time for a call.
 WAIT_PART: Final = 0.8
+CLAIMED: Final = -2  # the count of a replica whose streams are claimed
+NEVER: Final = 2**53  # a number of a commit that is never reached
 _FREEING: Final = (Ack, Close, Forget, Evict, DropSession, DropGrant)
 
 
@@ -60,13 +63,17 @@ class Writer:
         replicas_acked: int,
         session_idle_s: float,
         renamed: Callable[[], None],
+        moved: Callable[[], None],
     ) -> None:
-        """`renamed` is called when this replica gets a new name."""
+        """`renamed` is called when this replica gets a new name, `moved` when another server (or
+        the same one, after a restart) takes the commits.
+        """
         self._servers = servers
         self._durability: Durability = durability
         self._replicas_acked = replicas_acked
         self._session_idle_s = session_idle_s
         self._renamed = renamed
+        self._moved = moved
         self._prefix = f"{{{servers.address.prefix}}}:"
         self.link = Link(servers, self._greet)
         self.settings: Settings | None = None
@@ -94,7 +101,9 @@ class Writer:
 
     async def _greet(self, link: Link) -> None:
         """Look at the server of a new connection, and make this replica known there."""
-        self.settings = await look(link)
+        before, self.settings = self.settings, await look(link)
+        if before is not None and before.server != self.settings.server:
+            self._moved()
         check(self.settings, self._servers.address, self._durability, self._replicas_acked)
         server = self.settings.server or new_name()
         schema, epoch, *counts = await link.function("open", codec.SCHEMA, server)
@@ -128,16 +137,18 @@ class Writer:
 
     async def renew(self, link: Link) -> Mapping[str, int] | None:
         """See `Journal.renew`."""
+        self._recent.drop_old(trio.current_time())
+        found: list[Any] = []
         if not self.is_claimed:
-            confirmed = 2**53 if self._is_torn else self._confirmed
-            name = self.replica
+            name, confirmed = self.replica, self._confirmed
+            vouched = NEVER if self._is_torn else confirmed
             state, stored, epoch, *found = await link.function(
-                "renew", name, confirmed, self._promise()
+                "renew", name, vouched, self._promise()
             )
             self.epoch = max(self.epoch, int(epoch))
-            if name == self.replica and state == -2:
+            if name == self.replica and state == CLAIMED:
                 self._disown()
-            elif name == self.replica and (not state or stored < self._confirmed):
+            elif name == self.replica and (not state or stored < confirmed):
                 await self._mend()
         if self.is_claimed:
             self.is_claimed = False
@@ -145,7 +156,7 @@ class Writer:
         counts = {
             key.decode(): int(count) for key, count in zip(found[::2], found[1::2], strict=True)
         }
-        return {replica: count for replica, count in counts.items() if count > -2}
+        return {replica: count for replica, count in counts.items() if count != CLAIMED}
 
     def _promise(self) -> str:
         """Its commits survive: `replicas`, a failover of the store; `disk`, a restart."""
@@ -164,20 +175,26 @@ class Writer:
         async with self._turn:
             self._check_lease()
             verified = await self.link.function("begin_claim", owner) if owner else None
-            for _ in range(ATTEMPTS_MAX):
-                members = await self.link.call(
-                    b"ZRANGE", f"{self._prefix}o:{owner}", 0, STREAMS_AT_ONCE - 1
-                )
-                if not members:
+            failures = 0
+            while failures < ATTEMPTS_MAX:
+                await self._replay()
+                streams = await self._owned_by(owner)
+                if not streams:
                     if owner:
                         await self.link.function("end_claim", owner)
                     return []
-                streams = [codec.stream_in(each) for each in members]
                 known = await self._look_up(streams, is_fresh=True)
                 claimed = await self._give(owner, known, verified)
-                if claimed is not None and claimed:
+                if claimed:
                     return sorted(claimed, key=lambda record: record.number)
+                failures += claimed is None
             raise Unavailable(f"{self._servers.address}: other replicas claim the same streams")
+
+    async def _owned_by(self, owner: str) -> list[str]:
+        """Some streams of an owner, those with the lowest numbers."""
+        index = f"{self._prefix}o:{owner}"
+        members = await self.link.call(b"ZRANGE", index, 0, STREAMS_AT_ONCE - 1)
+        return [codec.stream_in(each) for each in members]
 
     async def _give(
         self, owner: str, known: Mapping[str, Known], verified: bytes | None
@@ -197,8 +214,15 @@ class Writer:
             record = replace(record, owner=self.replica, fence=record.fence + 1)
             batch.replace(record)
             claimed.append(record)
-        is_done = await self._write(batch, ("I", owner), is_freeing=True)
-        return claimed if is_done else None
+        if not await self._write(batch, ("I", owner), is_freeing=True):
+            return None
+        self._remember_claims(claimed)
+        return claimed
+
+    def _remember_claims(self, claimed: Sequence[Record]) -> None:
+        """A store that goes back gets these claims again, before what was committed after them."""
+        changes = [Restore(record.fence, record) for record in claimed]
+        self._recent.add(self._number, trio.current_time(), changes)
 
     def _may_lack_lines(self, mark: bytes, verified: bytes | None) -> bool:
         """Whether the store may have lost lines of a stream that clients know.
@@ -219,6 +243,7 @@ class Writer:
         async with self._turn:
             self._check_lease()
             for _ in range(ATTEMPTS_MAX):
+                await self._replay()
                 known = await self._look_up([stream], is_fresh=True)
                 record = known[stream].record
                 if record is None or record.owner:
@@ -231,24 +256,23 @@ class Writer:
                 batch = self._batch(known)
                 batch.replace(taken)
                 if await self._write(batch, ("I", ""), is_freeing=True):
+                    self._remember_claims([taken])
                     return taken
             raise Unavailable(f"{self._servers.address}: other replicas take the same stream")
 
     async def release(self) -> None:
         """See `Journal.release`."""
         async with self._turn:
-            for _ in range(ATTEMPTS_MAX + len(self._owned) // STREAMS_AT_ONCE):
-                members = await self.link.call(
-                    b"ZRANGE", f"{self._prefix}o:{self.replica}", 0, STREAMS_AT_ONCE - 1
-                )
-                if not members:
-                    break
-                known = await self._look_up([codec.stream_in(each) for each in members])
-                batch = self._batch(known)
+            failures = 0
+            while streams := await self._owned_by(self.replica):
+                await self._replay()
+                batch = self._batch(known := await self._look_up(streams))
                 for each in known.values():
                     if each.record is not None and each.record.owner == self.replica:
                         batch.replace(replace(each.record, owner=""))
-                await self._write(batch, ("I", self.replica), is_freeing=True)
+                failures += not await self._write(batch, ("I", self.replica), is_freeing=True)
+                if failures == ATTEMPTS_MAX:
+                    raise Unavailable(f"{self._servers.address}: others change the same streams")
             await self.link.function("released", self.replica)
 
     async def leave(self) -> None:
@@ -280,7 +304,7 @@ class Writer:
             if batch.is_empty and not self._is_in_doubt:
                 return answers
             if await self._write(batch, (), is_freeing=is_freeing):
-                self._recent.add(self._number, trio.current_time(), changes)
+                self._recent.add(self._number, trio.current_time(), tuple(changes))
                 return answers
         raise Unavailable(f"{self._servers.address}: the same streams change all the time")
 
@@ -378,7 +402,7 @@ class Writer:
             )
         ]
         if self._replicas_acked and is_last:
-            commands.append(self._wait())
+            commands += self._waits()
         (status, *details), *waited = await self.link.calls(commands)
         match status:
             case b"done":
@@ -395,25 +419,29 @@ class Writer:
                 await self.link.function("enter", self.replica, 0)
             case b"back":
                 self._confirmed = details[0]
-                self._replay_since = min(details[0], self._replay_since or details[0])
+                since = self._replay_since
+                self._replay_since = details[0] if since is None else min(since, details[0])
             case _:  # late: a repeated commit of ours came first
                 pass
         return False
 
-    def _wait(self) -> Sequence[Any]:
-        """The command that waits until replicas of the store have the commit.
+    def _waits(self) -> list[Sequence[Any]]:
+        """The commands that wait until replicas of the store have the commit.
 
-        It follows the commit on the same connection, since it waits for the writes of that.
+        They follow the commit on the same connection, since they wait for the writes of that.
+        WAITAOF alone takes a second: it asks the replicas where they are before they have synced
+        the commit, and then not again until they tell by themselves. WAIT lets them sync first.
         """
-        wait_ms = int(1000 * WAIT_PART * self._servers.call_s)
-        if self._durability == "power":
-            return (b"WAITAOF", 1, self._replicas_acked, wait_ms)
-        return (b"WAIT", self._replicas_acked, wait_ms)
+        wait_ms = int(1000 * WAIT_PART * self._servers.call_s / 2)
+        wait = (b"WAIT", self._replicas_acked, wait_ms)
+        if self._durability == "process":
+            return [wait]
+        return [wait, (b"WAITAOF", 1, self._replicas_acked, wait_ms)]
 
     def _check_waited(self, waited: list[Any]) -> None:
         if not waited:
             return
-        local, replicas = waited[0] if self._durability == "power" else (1, waited[0])
+        local, replicas = waited[-1] if self._durability == "power" else (1, waited[-1])
         if not local or replicas < self._replicas_acked:
             raise Unavailable(
                 f"{self._servers.address}: {replicas} of {self._replicas_acked} replicas of the "

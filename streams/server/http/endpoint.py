@@ -185,6 +185,9 @@ class HttpEndpoint:
             except Refusal as refused:
                 session.on_end()
                 raise HttpError(503, refused) from None
+            except Unavailable as error:
+                session.on_end()
+                raise HttpError(503, journal_unavailable(error)) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)
 

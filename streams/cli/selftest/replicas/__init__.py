@@ -18,7 +18,6 @@ from typing import Final
 
 import msgspec
 import trio
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -105,7 +104,8 @@ class Course:
         self._dice = Random(settings.seed)  # nosec B311 # random failures, not a secret
         self._books: list[Books] = []
         self._failures: list[str] = []
-        self._faults = trio.CancelScope()
+        self._faults = trio.CancelScope()  # of the cluster of the moment
+        self._is_ended = False  # by a signal
         self._whole = trio.CancelScope()
         self.doing = "starting"
 
@@ -133,7 +133,8 @@ class Course:
                 nursery.start_soon(show)
                 with self._whole:
                     for setting, faults in groupby(chosen, key=_setting_of):
-                        await self._run_cluster(setting, list(faults))
+                        if not self._is_ended:
+                            await self._run_cluster(setting, list(faults))
             nursery.cancel_scope.cancel()
 
     async def _run_cluster(self, setting: tuple[bool, int], faults: list[Fault]) -> None:
@@ -149,7 +150,7 @@ class Course:
             replicas_acked=replicas_acked,
         )
         self.doing = "starting"
-        books = Books(folder / "notes")
+        books = Books(folder / "notes", folder / "diary")
         self._books.append(books)
         try:
             async with cluster(plan, self._dice) as made:
@@ -168,7 +169,7 @@ class Course:
         async with trio.open_nursery() as nursery:
             for user in users:
                 nursery.start_soon(user.run)
-            with self._faults:
+            with trio.CancelScope() as self._faults:
                 await books.begun(len(users))
                 for fault in faults:
                     await self._fill_row(fault, made, books)
@@ -203,7 +204,8 @@ class Course:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for _ in signals:
-                (self._whole if self._faults.cancel_called else self._faults).cancel()
+                (self._whole if self._is_ended else self._faults).cancel()
+                self._is_ended = True
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -281,12 +283,14 @@ def _print(report: Report) -> None:
         f"{settings.lease_s:g} s, on {report.store}, --seed {settings.seed}",
         soft_wrap=True,
     )
-    columns = ("times", "lost", "twice", "wrong", "gaps", "taken over", "silence", "promised")
-    table = Table("fault", *(Column(name, justify="right") for name in columns), box=SIMPLE)
+    columns = ("times", "lost", "twice", "wrong", "gaps", "take-overs", "silence", "promised")
+    figures = [Column(name, justify="right", no_wrap=True) for name in columns]
+    first = Column("fault", no_wrap=True)
+    table = Table(first, *figures, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for row in report.rows:
         wrong = row.misordered + row.damaged + row.run_twice
-        figures = (row.faults, row.lost, row.twice, wrong, row.gaps, row.taken_over)
-        table.add_row(row.fault, *map(str, figures), _silence(row), _promised(row))
+        counts = (row.faults, row.lost, row.twice, wrong, row.gaps, row.taken_over)
+        table.add_row(row.fault, *map(str, counts), _silence(row), _promised(row))
     out.print(table)
     if any(row.longest_outage_s for row in report.rows):
         out.print("Silences are without the time in which the store was away.")

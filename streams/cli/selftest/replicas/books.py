@@ -5,6 +5,7 @@ the longest time in which a running call brought its user no message.
 """
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from streams.cli.selftest.ledger import FAILURES_MAX, ONCE, Story
 from streams.cli.selftest.torture_server import noted, noted_runs
 from streams.messages import Message
 
+TOLD_S: Final = 1.0  # a silence of so many seconds is written down
 HEARD_S: Final = 60.0  # after a fault, each call brings a message within this time
 LOOK_EVERY_S: Final = 0.02
 
@@ -66,10 +68,11 @@ class Account:
 
 
 class Books:
-    """All calls and rows. `notes` is the folder of the tools' notes."""
+    """All calls and rows. `notes` is the folder of the tools' notes, `diary` a file for events."""
 
-    def __init__(self, notes: Path) -> None:
+    def __init__(self, notes: Path, diary: Path) -> None:
         self.notes = notes
+        self._diary = diary
         self.failures: list[str] = []
         self.rows: list[Row] = []
         self.row = Row("start")
@@ -88,6 +91,7 @@ class Books:
     def begin_fault(self) -> None:
         """A fault is about to be inflicted."""
         self._longest_s = 0.0
+        self.write(self.row.fault)
 
     def end_fault(self, outage_s: float) -> None:
         """All calls have brought messages again; the store was away for `outage_s`."""
@@ -162,6 +166,8 @@ class Books:
         now = trio.current_time()
         silence_s = now - account.heard_at
         account.heard_at = now
+        if silence_s >= TOLD_S:
+            self.write(f"{account.story.name} ({account.story.tool}): silent for {silence_s:.2f} s")
         self._calls_heard += not account.has_spoken
         account.has_spoken = True
         self._longest_s = max(self._longest_s, silence_s)
@@ -228,8 +234,14 @@ class Books:
             self.fail(f"{account.story.name} has not ended; {_wrongs(account)}")
         self.count_runs()
 
+    def write(self, what: str) -> None:
+        """Add a line to the diary, to compare with the logs of the processes."""
+        with self._diary.open("a") as file:
+            file.write(f"{datetime.now(UTC).isoformat()} {what}\n")
+
     def fail(self, what: str) -> None:
         """Add a failure that is more than a number."""
+        self.write(what)
         if len(self.failures) < FAILURES_MAX and what not in self.failures:
             self.failures.append(what)
 

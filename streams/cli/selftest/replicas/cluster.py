@@ -124,7 +124,7 @@ class Cluster:
 @asynccontextmanager
 async def cluster(plan: Plan, dice: Random) -> AsyncIterator[Cluster]:
     """Make a cluster, and kill its processes at the end. Raises `NoServer`."""
-    plan.folder.mkdir(parents=True)
+    plan.folder.mkdir(parents=True, exist_ok=True)
     async with trio.open_nursery() as nursery:
         cables = [Cables() for _ in range(plan.replicas + 1)]
         for one in cables:

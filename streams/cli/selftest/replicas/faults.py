@@ -60,6 +60,7 @@ async def partition(cluster: Cluster, dice: Random, lease_s: float) -> float:
     """Part a replica from the store for three leases, by silence or by refused connections."""
     number = dice.randrange(len(cluster.replicas))
     cables = cluster.cables[number]
+    cluster.replicas[number].write("parted from the store")
     if dice.random() < 1 / 2:
         cables.part()
         await trio.sleep(LEASES_AWAY * lease_s)
@@ -69,6 +70,7 @@ async def partition(cluster: Cluster, dice: Random, lease_s: float) -> float:
         cables.reset()
         await trio.sleep(LEASES_AWAY * lease_s)
         cables.lead_to(cluster.primary.port)
+    cluster.replicas[number].write("no longer parted from the store")
     await cluster.replicas[number].up()
     return 0.0
 

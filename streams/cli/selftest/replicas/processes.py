@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -127,6 +128,7 @@ class Program:
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it runs."""
         if self._process is not None and self.is_running:
+            self.write(number.name)
             self._process.send_signal(number)
 
     async def kill(self) -> None:
@@ -144,6 +146,11 @@ class Program:
             return
         await self.kill()
         raise NoServer(f"{self.name} did not end within {STOP_S:g} s of SIGTERM")
+
+    def write(self, what: str) -> None:
+        """Add a line to its log: what is done to it."""
+        with self._log.open("a") as log:
+            log.write(f"{datetime.now(UTC).isoformat()} [torture] {what}\n")
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()

@@ -203,6 +203,29 @@ async def test_a_claim_after_a_failover_leaves_numbers_out(server: Server) -> No
                 assert as_one(after) == lines(last + 1, last + 1)
 
 
+async def test_a_claim_that_the_store_has_lost_is_made_again(server: Server) -> None:
+    with with_replica(server) as replica:
+        async with open_redis_journal(server.url, call_s=1.0) as dead:
+            await applied(dead, Create(record()), append(1, 3))
+            await dead.renew()
+            await _caught_up(server, replica)
+            async with open_redis_journal(server.url, call_s=1.0) as heir:
+                await _caught_up(server, replica)
+                replica.promote()  # which hears nothing of what comes
+                [claimed] = await heir.claim(dead.replica)
+                await applied(heir, append(4, 6, fence=claimed.fence))
+                _fail_over(server, replica)
+                await until_done(lambda: applied(heir, append(7, 7, fence=claimed.fence)))
+                found = await heir.find("s")
+                assert found
+                assert (found.owner, found.fence, found.last) == (heir.replica, 2, 7)
+                assert found.lost is None
+                assert await read_all(heir) == lines(1, 7).body
+                await until_done(heir.renew)
+                [answer] = await dead.commit([append(4, 4)])
+                assert isinstance(answer, Fenced)
+
+
 async def test_a_claim_leaves_no_number_out_where_nothing_was_lost(server: Server) -> None:
     async with (
         open_redis_journal(server.url) as dead,
