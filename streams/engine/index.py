@@ -25,14 +25,9 @@ class Elsewhere(msgspec.Struct):
     unwanted: Record | None = None  # of any principal, the one to be forgotten first
 
 
-<<<<<<< HEAD
 SLOTS: Final = 256  # with 16 digits of microseconds, numbers have 18 digits
-RENAMED_AT_ONCE: Final = 500  # in about 5 ms
-=======
 RENAMED_AT_ONCE: Final = 500  # in about 5 ms
 
-SLOTS: Final = 256  # with 16 digits of microseconds, numbers have 18 digits
->>>>>>> torture
 NOTHING_ELSEWHERE: Final = Elsewhere()
 _number = attrgetter("number")
 
