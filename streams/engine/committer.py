@@ -11,7 +11,15 @@ from typing import Final, Protocol
 import trio
 
 from streams.clock import backoff_s
-from streams.errors import INTERNAL_ERROR, Full, JournalUnusable, Refusal, Unavailable, refusal
+from streams.errors import (
+    INTERNAL_ERROR,
+    Full,
+    JournalError,
+    JournalUnusable,
+    Refusal,
+    Unavailable,
+    refusal,
+)
 from streams.exchange import authenticated
 from streams.journal.contract import Journal, Shortage
 from streams.journal.records import Ack, Append, Change, Evict, Forget
@@ -97,6 +105,8 @@ class Committer:
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
+        # Of a shared journal: called with each change that it refuses. Returns what mends that.
+        self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
         """Make a change durable, after all that were added before it.
@@ -143,6 +153,12 @@ class Committer:
         for change in changes:
             self.add(change, may_wait=may_wait)
         self.mark(_Waiter(do), 0, may_wait=may_wait)
+
+    @property
+    def why_not(self) -> str:
+        """Why the journal takes nothing now; "" while it takes changes."""
+        trouble = self._trouble or self._journal.shortage
+        return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
 
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.
@@ -313,6 +329,7 @@ class Committer:
         """
         failures = 0
         steps = [changes]
+        mended: set[int] = set()
         while steps:
             try:
                 outcomes = await self._journal.commit(steps[0])
@@ -328,12 +345,8 @@ class Committer:
                 steps[0] = self._with_acks(steps[0])
                 continue
             done = steps.pop(0)
-            for error in outcomes:
-                # One process owns the journal, and every change comes from its memory. So a change
-                # that does not fit means that memory and journal differ. Only a restart can mend
-                # that.
-                if error is not None:
-                    raise error
+            if any(outcomes) and (again := self._mended(done, outcomes, taken, mended)):
+                steps.insert(0, again)
             if steps:
                 ids = set(map(id, done))
                 _tell([(source, change) for source, change in taken if id(change) in ids])
@@ -341,6 +354,34 @@ class Committer:
         if self._trouble is not None:
             log.info("the journal takes messages again")
             self._trouble = None
+
+    def _mended(
+        self,
+        changes: Sequence[Change],
+        outcomes: Sequence[JournalError | None],
+        taken: list[tuple[Source, Change | None]],
+        mended: set[int],
+    ) -> list[Change]:
+        """What is to be committed in place of refused changes. Their sources are told nothing.
+
+        Where one process owns the journal, every change comes from its memory. So a change that
+        does not fit means that memory and journal differ, and only a restart can mend that.
+        """
+        again: list[Change] = []
+        refused = set()
+        for change, error in zip(changes, outcomes, strict=True):
+            if error is None:
+                continue
+            if self.on_refused is None or change.stream is None:
+                raise error
+            mend = self.on_refused(change.stream, error)
+            if mend and isinstance(change, Append) and id(change) not in mended:
+                mended.add(id(change))
+                again += [*mend, change]
+            else:
+                refused.add(id(change))
+        taken[:] = [each for each in taken if id(each[1]) not in refused]
+        return again
 
     def _with_acks(self, changes: list[Change]) -> list[Change]:
         """Put the acks that have come since ahead of the changes. A newer ack replaces an older one

@@ -8,7 +8,7 @@ dialects.
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -18,7 +18,10 @@ from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, S
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.operations import Operations
+from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
+from streams.engine.replicas import Replicas
+from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
 from streams.errors import INTERNAL_ERROR, Refusal
@@ -29,7 +32,7 @@ from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record, Restart
 from streams.keys import Keyring, new_stream_id
 from streams.limits import Limits, Overflow
-from streams.messages import Message
+from streams.messages import Message, RequestId
 from streams.protocol.extension import Mark
 
 # Returns the final response as a line, and whether that is an error.
@@ -93,14 +96,27 @@ class Engine:
             journal, self._streams, keyring, enforce_min=enforce_min, require_token=require_token
         )
         self.rates = Rates(limits.requests_per_principal_max)
-        self.keyed = KeyedCalls(self._streams.cache, keyring)
+        self.keyed = KeyedCalls(self._streams.cache, keyring, journal)
+        self._replicas: Replicas | None = None
+        if journal.replica:
+            self._replicas = Replicas(
+                journal, self._streams, self._committer, keyring, limits, self
+            )
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
+        # What another replica has to say of `notifications/cancelled`: see `Peer`.
+        self.on_cancelled: Callable[[Session, RequestId, Any], None] = (
+            self.operations.cancel_plainly
+        )
         self._young: dict[Connection, None] = {}  # those not watched yet, in the same order
         self._has_young = trio.lowlevel.ParkingLot()
         self._is_closing = False
         self._running = 0  # handlers
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
         self._nursery: trio.Nursery
+
+    async def use_new_keys(self) -> None:
+        """The keyring has other keys now. Tokens of running calls are made with these."""
+        await self._streams.index.rename()
 
     # New streams
 
@@ -152,6 +168,7 @@ class Engine:
             max_s=max_s,
             created_at=now,
             fence=FENCE_FIRST,
+            owner=self._journal.replica,
             is_announced=is_reachable or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.index.next_number(),
@@ -295,7 +312,16 @@ class Engine:
                     connection.watch()
 
     def tell_all(self, line: bytes, key: str | None = None) -> None:
-        """Send a notification to every client that has initialized; see `Session.notify`."""
+        """Send a notification to every client that has initialized; see `Session.notify`.
+
+        Clients of all replicas have it.
+        """
+        self.tell_here(line, key)
+        if self._replicas is not None:
+            self._replicas.broadcast(Notice(line, key))
+
+    def tell_here(self, line: bytes, key: str | None) -> None:
+        """As `tell_all`, to the clients of this replica."""
         for session in self.clients():
             session.notify(line, key=key)
 
@@ -316,17 +342,23 @@ class Engine:
         """Take over the streams of the journal, restart their calls, and start all tasks."""
         self._nursery = nursery
         for stream in await self._streams.take_over():
-            handler = self._restart_handler(stream)
-            if handler is None:
-                self._streams.interrupt(stream)
-            else:
-                self._start(stream, partial(self._restart, handler))
+            self.go_on(stream)
         nursery.start_soon(self._committer.run_until_stopped)
+        if self._replicas is not None:
+            nursery.start_soon(self._replicas.run)
         nursery.start_soon(self._streams.run)
         nursery.start_soon(self._watch_young)
         # The first client must see that interrupted calls have ended, not that they still run.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
+
+    def go_on(self, stream: Stream) -> None:
+        """Restart the call of a stream that was taken over, or end it as interrupted."""
+        handler = self._restart_handler(stream)
+        if handler is None:
+            self._streams.interrupt(stream)
+        else:
+            self._start(stream, partial(self._restart, handler))
 
     async def _restart(self, handler: StreamHandler, stream: Stream) -> tuple[bytes, bool]:
         assert stream.rerun is not None
@@ -341,6 +373,8 @@ class Engine:
                 self._streams.suspend(stream)
         with trio.move_on_after(COMMIT_S):
             await self._committer.settle()
+            if self._replicas is not None:
+                await self._replicas.release()
         for connection in self._connections:
             connection.separation.hurry()
         await self._wait_for_connections(DELIVER_S)
@@ -353,6 +387,42 @@ class Engine:
         with trio.move_on_after(CLOSE_S):
             while self._connections:
                 await self._stirred.park()
+
+    @property
+    def unready(self) -> str:
+        """Why this process should get no new connections now; "" where it should."""
+        if self._is_closing:
+            return "it is shutting down"
+        if self._replicas is not None and self._replicas.is_cut_off:
+            return "the journal does not answer, and the lease of this replica is over"
+        return self._committer.why_not
+
+    def hang_up_all(self) -> None:
+        """Close all connections: their clients come back, perhaps to another replica."""
+        for connection in list(self._connections):
+            connection.hang_up()
+
+    def share(self, replicas: int) -> None:
+        """So many replicas share the limits on a principal's requests."""
+        self.rates.divide(replicas)
+
+    def cancel(
+        self,
+        session: Session,
+        request_id: RequestId,
+        reason: Any,
+        *,
+        detaches: Callable[[Stream], bool],
+    ) -> None:
+        """`notifications/cancelled`. Over HTTP another replica may have the request."""
+        is_here = self.operations.cancel(session, request_id, detaches=detaches)
+        if not is_here and self._replicas is not None and isinstance(session, HttpSession):
+            self._replicas.broadcast(Cancelled(session.key, request_id, reason))
+
+    def cancel_here(self, cancelled: Cancelled) -> None:
+        """The client of a session has cancelled a request at another replica."""
+        if (session := self.sessions.held(cancelled.session)) is not None:
+            self.on_cancelled(session, cancelled.request_id, cancelled.reason)
 
     @property
     def failure(self) -> BaseException | None:

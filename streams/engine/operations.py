@@ -17,7 +17,7 @@ from streams import messages
 from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
-from streams.engine.posts import Taker
+from streams.engine.posts import Acked, Taker
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
@@ -30,6 +30,7 @@ from streams.logs import log
 from streams.messages import Kind, Message, RequestId, Run
 from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
+_QUESTION_ID: Final = re.compile(r"[A-Za-z0-9_-]+\.([0-9a-f]{32})", re.ASCII)
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 POLL_PAGE_SIZE: Final = 100  # streams on one page of a poll of all
 # How long a poll of all waits for records of new streams, which take a commit. After that it leaves
@@ -123,9 +124,17 @@ class Operations:
         stream.acknowledge(after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
+    async def load_page(self, token: str) -> Stream | None:
+        """The stream of a page token, for `deliver_page`, which must follow without an `await`."""
+        name, _ = place_of(token) or (b"", 0)
+        if self._streams.replicas is None:
+            return self._index.named(name)
+        return await self._cache.named(name)
+
     def deliver_page(
         self,
         connection: Connection,
+        stream: Stream | None,
         token: str,
         params: msgspec.Raw,
         *,
@@ -137,7 +146,7 @@ class Operations:
 
         Raises the same `Refusal` for every token that leads to no page of this call.
         """
-        stream, seq = self._find_page(connection.session, token, params)
+        stream, seq = self._check_page(connection.session, stream, token, params)
         session = connection.session
         check_free(session, reply_id, besides=stream)
         _displace(stream, connection, reply_id)
@@ -276,9 +285,10 @@ class Operations:
                 if not (stream.state.is_paged or stream.is_open_to_key):
                     self._streams.drop(stream)
 
-    def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
-        name, seq = place_of(token) or (b"", 0)
-        stream = self._index.named(name)
+    def _check_page(
+        self, session: Session, stream: Stream | None, token: str, params: msgspec.Raw
+    ) -> tuple[Stream, int]:
+        _, seq = place_of(token) or (b"", 0)
         # The work is the same for unknown streams, so that timing leaks nothing.
         stream_id = token if stream is None else stream.id
         is_bound = stream is None or authenticated(stream.record.principal)
@@ -348,6 +358,15 @@ class Operations:
             current.give_way(delivery.taker)
         connection.attach(delivery)
 
+    async def load_question(self, message: Message) -> None:
+        """Load the stream whose request this message answers, where another replica has it."""
+        request_id = message.id
+        if self._streams.replicas is None or not isinstance(request_id, str):
+            return
+        name = _QUESTION_ID.fullmatch(request_id)
+        if name is not None and request_id not in self._answers:
+            await self._cache.named(bytes.fromhex(name[1]))
+
     async def load(self, session: HttpSession, event_id: str) -> None:
         """Load the stream of this event id, if this session may resume it by event ids."""
         name = name_in(event_id)
@@ -380,7 +399,7 @@ class Operations:
         return self._stream_of(event).request_id if reply_id is None else reply_id
 
     def _stream_of(self, event: EventId) -> Stream:
-        stream = self._index.get(event.stream)
+        stream = self._streams.here(event.stream)
         if stream is None:
             raise refusal("stream_not_found")
         return stream
@@ -412,12 +431,19 @@ class Operations:
             for each in found:
                 if isinstance(each, Stream):
                     await each.recorded()
+        found = [await self._asked_about(each) for each in found]
         reports = [
             self._report_loaded(each) if isinstance(each, Stream) else self._report_evicted(each)
             for each in found
             if not isinstance(each, Stream) or each.is_recorded
         ]
         return reports, None if last is None else f"after-{last}"
+
+    async def _asked_about(self, each: Stream | Record) -> Stream | Record:
+        """The stream of a record, if another replica alone knows whether it waits for an answer."""
+        if isinstance(each, Stream) or not (each.owner and each.last_request):
+            return each
+        return await self._cache.find(each.stream) or each
 
     def _report_loaded(self, stream: Stream, after: int | None = None) -> Report:
         stream.state.touch(trio.current_time())
@@ -469,7 +495,10 @@ class Operations:
 
     def ack(self, session: Session, stream_id: str, seq: int) -> None:
         """A client confirms what it has. An ack that it may not give is dropped."""
-        stream = self._index.get(stream_id)
+        stream = self._streams.here(stream_id)
+        if stream is None and session.settings.positions and self._streams.replicas is not None:
+            self._streams.replicas.post(stream_id, Acked(seq, session.name))
+            return
         if stream is None or not (session.settings.positions and stream.confirm(session, seq)):
             log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
 
@@ -495,13 +524,7 @@ class Operations:
 
     def answer_as(self, stream: Stream, message: Message) -> None:
         """The answer to an open request of a stream, which another stream has asked for it."""
-        answer = self._answers.get(message.id) if isinstance(message.id, str) else None
-        if answer is not None and answer.stream is stream:
-            assert isinstance(message.id, str)
-            question = stream.state.questions.pop(message.id, None)
-            del self._answers[message.id]
-            if question is not None:
-                stream.answered(answer, question.seq, message)
+        self._streams.answer(stream, message)
 
     def stop(self, stream: Stream) -> None:
         """Cancel a call that no client wants."""
@@ -513,14 +536,15 @@ class Operations:
         request_id: RequestId,
         *,
         detaches: Callable[[Stream], bool] = lambda _: False,
-    ) -> None:
+    ) -> bool:
         """`notifications/cancelled`: stops the handler of a call, or detaches from a resume.
 
         Where it `detaches`, a call that may go on without a connection goes on without its client.
+        Returns whether this client has such a request here.
         """
         if (checking := session.checking.pop(request_id, None)) is not None:
             checking.cancel()
-            return
+            return True
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:
@@ -533,7 +557,7 @@ class Operations:
                 delivery.drop()
                 if is_stopped:
                     self._streams.cancel(stream)
-                return
+                return True
         # A newer resume of this client may have displaced the delivery before the cancel came. The
         # client may continue the older response all the same, which would displace the newer one.
         session.cancel_response(request_id)
@@ -541,12 +565,17 @@ class Operations:
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:
                 self._stop(delivery.stream, detaches)
-                return
+                return True
         for stream in reversed(self._index.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
             if is_meant and not (_is_answered(stream.state) or stream.is_left):
                 self._stop(stream, detaches)
-                return
+                return True
+        return False
+
+    def cancel_plainly(self, session: Session, request_id: RequestId, _: Any) -> None:
+        """As `cancel`, where no call detaches from its client."""
+        self.cancel(session, request_id)
 
     def _stop(self, stream: Stream, detaches: Callable[[Stream], bool]) -> None:
         """The client of a call wants it no more: cancel it, or leave it."""

@@ -157,7 +157,7 @@ class Replicas:
         self.is_cut_off = False  # from the journal, for longer than the lease
         self._nursery: trio.Nursery
         streams.replicas = self
-        streams.sessions.on_change = self._tell_of_session
+        streams.sessions.tell_others = self._tell_of_session
         committer.on_refused = self.refused
 
     @property
@@ -170,6 +170,13 @@ class Replicas:
         async with trio.open_nursery() as self._nursery:
             for task in (self._beat, self._listen, self._send_posts, self._claim_free):
                 self._nursery.start_soon(task)
+
+    async def release(self) -> None:
+        """Give up all streams, so that other replicas take them over at once."""
+        try:
+            await self._journal.release()
+        except Unavailable as trouble:  # they wait for the end of the lease
+            log.warning("the calls of this replica could not be handed over", why=str(trouble))
 
     # Leases
 
@@ -394,7 +401,7 @@ class Replicas:
             self._streams.sessions.doubt()
             self._claim("")
             self._nursery.start_soon(self._check_own)
-        for stream_id in changed:
+        for stream_id in sorted(changed):  # so that a simulation repeats
             if (stream := self._followed.get(stream_id)) is not None:
                 self._refresh_soon(stream)
 
@@ -451,25 +458,32 @@ class Replicas:
                     follower.replica == sender and follower.number_there == post.number
                 ):
                     _moved(stream, follower, post)
+            case posts.Delivered() if stream.state.is_paged:
+                stream.mark_delivered(post.seq)
             case posts.Delivered():
-                if stream.state.is_paged:
-                    stream.mark_delivered(post.seq)
-                else:
-                    stream.acknowledge(post.seq)
+                stream.acknowledge(post.seq)
             case posts.Acked():
                 stream.confirm_as(post.session, post.seq)
-            case posts.Answered():
-                self._streams.answer(stream, messages.parse(post.line))
-            case posts.Stopped():
-                self._streams.drop(stream) if post.is_dropped else self._streams.cancel(stream)
-            case posts.Leave():
-                stream.leave()
-            case posts.Awaited():
-                stream.await_again()
             case posts.Token():
                 stream.progress_token = post.token
             case posts.Told():
                 stream.is_reachable = True
+            case _:
+                self._does(stream, post)
+
+    def _does(self, stream: Stream, post: ToOwner) -> None:
+        """A client does something with the call itself."""
+        match post:
+            case posts.Answered():
+                self._streams.answer(stream, messages.parse(post.line))
+            case posts.Stopped(is_dropped=True):
+                self._streams.drop(stream)
+            case posts.Stopped():
+                self._streams.cancel(stream)
+            case posts.Leave():
+                stream.leave()
+            case posts.Awaited():
+                stream.await_again()
 
     def _attach(self, stream: Stream, sender: str, post: posts.Attach) -> None:
         follower = stream.delivery

@@ -26,6 +26,7 @@ from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.notices import resource_updated
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
+from streams.journal.contract import Journal
 from streams.journal.sessions import (
     DropGrant,
     DropSession,
@@ -136,6 +137,12 @@ class HttpSession(Session):
         session.seen_at = record.seen_at
         return session
 
+    def refresh(self, record: SessionRecord) -> None:
+        """Take over what another replica has changed: the log level and the subscriptions."""
+        capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
+        self.subscriptions = dict.fromkeys(capabilities.get(SUBSCRIPTIONS, ()))
+        self.level = record.level
+
 
 class _Named:
     """A stream whose event ids a session was given."""
@@ -154,6 +161,7 @@ class Sessions:
 
     def __init__(
         self,
+        journal: Journal,
         committer: Committer,
         keyring: Keyring,
         limits: Limits,
@@ -161,6 +169,7 @@ class Sessions:
         on_end: Callable[[HttpSession], None],
     ) -> None:
         self._on_end = on_end
+        self._journal = journal
         self._committer = committer
         self._keyring = keyring
         self._limits = limits
@@ -172,6 +181,9 @@ class Sessions:
         # several sessions, and which of these had the response is not known.
         self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = wall() - trio.current_time()
+        # Of a shared journal: what the other replicas are told of a session, by its key.
+        self.tell_others: Callable[[str, bool], None] | None = None
+        self._doubtful: set[str] = set()  # sessions that another replica may have changed
 
     def _now(self) -> float:
         """Wall time without the steps of the clock since the start, which make no session idle."""
@@ -212,11 +224,59 @@ class Sessions:
 
     # Sessions
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other replicas have sessions that are not in memory here."""
+        return self.tell_others is not None
+
+    def held(self, key: str) -> HttpSession | None:
+        """The session with this key, if it is in memory."""
+        return self._by_key.get(key)
+
+    async def fetch(self, session_id: str) -> None:
+        """Load the session of this id, if the journal is shared and another replica has it."""
+        if self.tell_others is None:
+            return
+        key = hashed(session_id)
+        if key in self._by_key and key not in self._doubtful:
+            return
+        record = await self._journal.session(key)
+        self._doubtful.discard(key)
+        held = self._by_key.get(key)
+        if record is None:
+            if held is not None:
+                self.unload(held)
+        elif held is None:
+            session = HttpSession.of(record)
+            self._saved[key] = session.record()
+            self._hold(session)
+        else:
+            held.refresh(record)
+
+    def doubt(self) -> None:
+        """News were lost: look each session up when it is used next."""
+        self._doubtful = set(self._by_key)
+
+    def changed(self, key: str, *, is_over: bool) -> None:
+        """Another replica has changed or ended a session."""
+        session = self._by_key.get(key)
+        if session is None:
+            return
+        if is_over:
+            self.unload(session)
+        else:
+            self._doubtful.add(key)
+
+    def unload(self, session: HttpSession) -> None:
+        """Let a session leave memory, and close its connections; the journal keeps it."""
+        self._leave(session)
+        session.on_end()
+
     def find(self, session_id: str, caller: str | None = None) -> HttpSession | None:
         """This caller's session of this id, which counts as used now. Idle sessions are ended."""
         now = self._now()
         for session in self._idle(now):
-            self.end(session)
+            self._end_unused(session)
         key = hashed(session_id)
         found = self._by_key.get(key)
         if found is None or not found.is_of(caller):
@@ -230,6 +290,8 @@ class Sessions:
     async def add(self, session: HttpSession) -> None:
         """Add a session. Raises `Refusal` where there are too many, or the journal takes none."""
         self._committer.check()
+        if self.tell_others is not None:
+            await self._check_number(session.principal)
         theirs = self._of_principal.get(session.principal, {})
         # A principal with too many sessions loses one of its own.
         if len(theirs) >= self._limits.sessions_per_principal_max:
@@ -239,6 +301,14 @@ class Sessions:
         session.seen_at = self._now()
         self._hold(session)
         await self._committer.settled(self._save(session))
+
+    async def _check_number(self, principal: str) -> None:
+        """Raise `Refusal` where all replicas together have too many sessions."""
+        limits, count = self._limits, self._journal.count_sessions
+        if await count(principal) >= limits.sessions_per_principal_max:
+            raise Refusal(INTERNAL_ERROR, "You have too many sessions: end one (DELETE) first.")
+        if await count() >= limits.sessions_max:
+            raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
 
     def _hold(self, session: HttpSession) -> None:
         session.on_change = partial(self.save_settings, session)
@@ -250,7 +320,14 @@ class Sessions:
         oldest = min(idle, key=attrgetter("seen_at"), default=None)
         if oldest is None:
             raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
-        self.end(oldest)
+        self._end_unused(oldest)
+
+    def _end_unused(self, session: HttpSession) -> None:
+        """End a session that is not in use here; in a shared journal it may be in use elsewhere."""
+        if self.tell_others is None:
+            self.end(session)
+        else:
+            self.unload(session)
 
     async def save_settings(self, session: HttpSession) -> None:
         """Store the log level and the subscriptions of a session, if the client changed them."""
@@ -258,6 +335,8 @@ class Sessions:
         if saved is not None and (session.has_changed or session.level != saved.level):
             session.has_changed = False
             await self._committer.settled(self._save(session))
+            if self.tell_others is not None:
+                self.tell_others(session.key, False)
 
     def _save(self, session: HttpSession) -> SaveSession:
         record = self._saved[session.key] = session.record()
@@ -271,6 +350,14 @@ class Sessions:
 
     def end(self, session: HttpSession) -> None:
         """Forget a session and close its connections. `on_end` decides about its streams."""
+        self._leave(session)
+        self._committer.add(DropSession(session.key))
+        self._on_end(session)
+        session.on_end()
+        if self.tell_others is not None:
+            self._committer.when_settled(partial(self.tell_others, session.key, True))
+
+    def _leave(self, session: HttpSession) -> None:
         if session.standing is not None:
             session.standing.cancel()
         for delivery in list(session.deliveries):
@@ -282,9 +369,6 @@ class Sessions:
             del self._of_principal[session.principal]
         for named in session.streams.values():
             self._holders[named.stream].discard(session)
-        self._committer.add(DropSession(session.key))
-        self._on_end(session)
-        session.on_end()
 
     def __iter__(self) -> Iterator[HttpSession]:
         return iter(list(self._by_key.values()))

@@ -17,6 +17,7 @@ from streams.engine.deadlines import Deadlines
 from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
+from streams.engine.posts import ToOwner
 from streams.engine.rerun import Rerun
 from streams.engine.retry import patiently
 from streams.engine.sessions import HttpSession, Sessions
@@ -53,6 +54,9 @@ class Others(Protocol):
     async def adopt(self, record: Record) -> Stream:
         """Hold a stream that this replica owns from now on."""
 
+    def post(self, stream: str, post: ToOwner) -> None:
+        """Send this to the owner of a stream."""
+
 
 class Streams:
     """The streams of one journal. First `take_over`, then `run` in a task of its own."""
@@ -72,8 +76,8 @@ class Streams:
         self._keyring = keyring
         self._limits = limits
         self.answers: dict[RequestId, Answer] = {}  # that the handlers of all streams wait for
-        self.index = Registry(limits, keyring)
-        self.sessions = Sessions(committer, keyring, limits, on_end=self._end_session)
+        self.index = Registry(limits, keyring, replica=journal.replica)
+        self.sessions = Sessions(journal, committer, keyring, limits, on_end=self._end_session)
         self.cache = Cache(journal, self.index, committer, keyring, limits, self)
         self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
         self._deferral_s = deferral_s
@@ -240,6 +244,8 @@ class Streams:
         """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
         self._check_bytes(principal)
         for forgotten in await self.cache.make_room(principal):
+            if isinstance(forgotten, FollowedStream):
+                self.drop(forgotten)
             # With the record of the new stream: otherwise its first message waits for two commits.
             self._forget(forgotten, may_wait=True)
 

@@ -76,6 +76,13 @@ class MemoryJournal(Alone):
         last_number = max((record.number for record in self._records.values()), default=0)
         return Totals(len(self._evicted), last_number)
 
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """See `streams.journal.copying.Whole.streams`."""
+        await trio.lowlevel.checkpoint()
+        later = (record for record in self._records.values() if record.number > after)
+        found = heapq.nsmallest(limit, later, key=_number)
+        return [(record, sorted(self._names_of.get(record.stream, ()))) for record in found]
+
     async def find(self, stream: str) -> Record | None:
         await trio.lowlevel.checkpoint()
         return self._records.get(stream)

@@ -298,13 +298,17 @@ def _restarting(record: Record, change: OfRestart) -> Record:
 def _restored(record: Record | None, change: Restore) -> Record:
     known = change.record
     if record is None:
-        return msgspec.structs.replace(known, lost=(known.trimmed + 1, known.last))
-    if change.fence != record.fence:
+        lost = (known.trimmed + 1, known.last) if known.last > known.trimmed else None
+        return msgspec.structs.replace(known, fence=change.fence, lost=lost)
+    # A claim may have been lost as well: then an older fence is stored.
+    if change.fence < record.fence or (
+        change.fence == record.fence and known.owner != record.owner
+    ):
         raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
     if record.last >= known.last:
-        return record
+        return msgspec.structs.replace(record, fence=change.fence, owner=known.owner)
     first = record.last + 1 if record.lost is None else record.lost[0]
-    return msgspec.structs.replace(known, lost=(first, known.last))
+    return msgspec.structs.replace(known, fence=change.fence, lost=(first, known.last))
 
 
 def _owned(

@@ -97,6 +97,10 @@ class Guests:
         guest = self._guests.get(session)
         return guest or self._keep(session, self._backend.reopen(SessionInfo.of(session), session))
 
+    def detaches(self, session: Session, reason: Any, stream: Stream) -> bool:
+        """Whether a call that its client cancels for this reason goes on without it."""
+        return self.patience is not None and self.patience.detaches(stream, session, reason)
+
     def _keep(self, session: Session, guest: Guest) -> Guest:
         if (former := self._guests.get(session)) is not None:
             former.close()  # of a client that has sent a call ahead of `initialize`
@@ -234,6 +238,7 @@ class Peer:
                 case Kind.NOTIFICATION:
                     await self._notification(message, line)
                 case Kind.RESULT | Kind.ERROR:
+                    await self._engine.operations.load_question(message)
                     answer = partial(self._engine.operations.answer, self.session, message)
                     await self._work(line, answer)
         except InsufficientScope:
@@ -371,7 +376,7 @@ class Peer:
         message, line, params, token = await self._work(line, read)
         key = extension.key_in(params.meta.key)
         if token is not None:
-            self._deliver_page(message, token, params.meta.progress_token, connection)
+            await self._deliver_page(message, token, params.meta.progress_token, connection)
             return
         patience = self._guests.patience
         if patience is not None:
@@ -522,24 +527,21 @@ class Peer:
         received = self._received(message, line)
         self._start(run, received, line, connection, mark=mark, origin=origin)
 
-    def _deliver_page(
+    async def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
-        stream = self._engine.operations.deliver_page(
-            connection, token, message.params, reply_id=message.id
+        operations = self._engine.operations
+        loaded = await operations.load_page(token)
+        stream = operations.deliver_page(
+            connection, loaded, token, message.params, reply_id=message.id
         )
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        cancelled, patience = read_params(message.params, _Cancelled), self._guests.patience
-
-        def detaches(stream: Stream) -> bool:
-            return patience is not None and patience.detaches(
-                stream, self.session, cancelled.reason
-            )
-
-        self._engine.operations.cancel(self.session, cancelled.request_id, detaches=detaches)
+        cancelled = read_params(message.params, _Cancelled)
+        detaches = partial(self._guests.detaches, self.session, cancelled.reason)
+        self._engine.cancel(self.session, cancelled.request_id, cancelled.reason, detaches=detaches)
 
     # Resume, poll and ack
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import trio
@@ -16,6 +17,7 @@ from streams.journal.contract import Journal
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
+from streams.messages import RequestId
 from streams.server.backend import Backend
 from streams.server.patience import Patience, PatienceSettings
 from streams.server.peer import Guests, Peer
@@ -30,6 +32,12 @@ class RunningServer:
         self._backend = backend
         self._guests = Guests(backend)
         self._trio = trio.lowlevel.current_trio_token()
+        engine.on_cancelled = self._cancelled
+
+    def _cancelled(self, session: Session, request_id: RequestId, reason: Any) -> None:
+        """A client cancels a request, and another replica was told."""
+        detaches = partial(self._guests.detaches, session, reason)
+        self.engine.operations.cancel(session, request_id, detaches=detaches)
 
     @property
     def running_tools(self) -> Sequence[str]:

@@ -312,8 +312,9 @@ class Server:
         `FastAPI(lifespan=mounted.lifespan)`.
 
         The other settings are those of `mcp-streams serve`. `journal` is the path of the journal's
-        file; without one, streams live as long as the process. `auth_tokens` is a file of bearer
-        tokens. Any other authentication is an `admit` of one's own (`streams.auth.bearer`).
+        file, or the URL of a store that replicas share; without one, streams live as long as the
+        process. `auth_tokens` is a file of bearer tokens. Any other authentication is an `admit` of
+        one's own (`streams.auth.bearer`).
         """
         # By name, because the module is above this one: it knows transports.
         home = importlib.import_module("streams.aio.asgi")

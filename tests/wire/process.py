@@ -53,8 +53,12 @@ class ServerProcess:
     A thread reads standard error, so that the server never waits for us.
     """
 
-    def __init__(self, folder: Path, *, app: str = APP, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, app: str = APP, options: tuple[str, ...] = (), store: str = ""
+    ) -> None:
+        """With `store`, a URL, the journal is there and not in the folder."""
         self.journal = folder / "journal.db"
+        self._store = store
         self.port = kept_port()
         self.http_port = kept_port()
         self.log: list[str] = []
@@ -83,7 +87,15 @@ class ServerProcess:
         heard_before = len(self.log)
         where = ("--ws", f"127.0.0.1:{self.port}", "--http", f"127.0.0.1:{self.http_port}")
         self._process = subprocess.Popen(
-            [*CLI, "serve", self._app, *where, "--journal", self.journal, *self._options],
+            [
+                *CLI,
+                "serve",
+                self._app,
+                *where,
+                "--journal",
+                self._store or self.journal,
+                *self._options,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -171,7 +183,8 @@ class ServerProcess:
     def connect(self, kind: str) -> Peer:
         """A new connection; on stdio a new relay process to this owner of the journal."""
         if kind == "stdio":
-            return PipePeer([*CLI, "serve", self._app, "--stdio", "--journal", str(self.journal)])
+            journal = self._store or str(self.journal)
+            return PipePeer([*CLI, "serve", self._app, "--stdio", "--journal", journal])
         if kind in ACCEPTS:
             return HttpPeer(self.http_port, kind)
         return WebSocketPeer(self.url, OFFERS[kind])

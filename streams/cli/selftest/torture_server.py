@@ -58,6 +58,7 @@ async def lasting(
     call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
 ) -> Worked:
     """Like `work`, and continue from the last checkpoint if the server dies."""
+    note_run(Path(notes), name)
     done = call.restored or 0
     for number in range(done + 1, count + 1):
         await trio.sleep(1 / per_second)

@@ -173,6 +173,10 @@ class SQLiteJournal(Alone):
     async def totals(self) -> Totals:
         return await self._look_up(lambda tables: tables.totals())
 
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """See `streams.journal.copying.Whole.streams`."""
+        return await self._look_up(lambda tables: tables.streams(after, limit))
+
     async def find(self, stream: str) -> Record | None:
         return await self._look_up(lambda tables: tables.find(stream))
 

@@ -94,17 +94,27 @@ class HttpEndpoint:
             _accepted(request)
         elif request.method == "GET":
             _check_events(request)
-        if request.method != "POST" or _may_have_session(request):
+        is_here = not self._engine.sessions.is_shared  # else it is looked up with the body
+        if is_here and (request.method != "POST" or _may_have_session(request)):
             self._session(request)
         return None if request.method == "POST" else IGNORED_BYTES_MAX
 
     async def _answer(self, request: Request, responder: Responder) -> None:
         try:
-            await self._route(request)(request, responder)
+            method = self._route(request)
+            await self._fetch_session(request)
+            await method(request, responder)
         except HttpError as error:
             request_id = await self._work(request, partial(messages.salvage_id, request.body))
             body = error_line(request_id, error.refusal)
             await responder.respond(error.status, (*content(JSON), *error.headers), body)
+
+    async def _fetch_session(self, request: Request) -> None:
+        if (session_id := request.headers.get(SESSION)) is not None:
+            try:
+                await self._engine.sessions.fetch(session_id)
+            except Unavailable as error:
+                raise HttpError(503, journal_unavailable(error)) from None
 
     def _route(self, request: Request) -> Endpoint:
         if request.path != self._path:

@@ -1,0 +1,480 @@
+"""`RedisJournal`: the contract of journals, over the store."""
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import trio
+
+from streams.errors import JournalError, JournalUnusable
+from streams.journal.contract import STORED_BYTES_MAX, News, Shortage, Totals
+from streams.journal.records import Change, Record
+from streams.journal.redis import codec
+from streams.journal.redis.link import Link, Servers
+from streams.journal.redis.news import Listener
+from streams.journal.redis.settings import described
+from streams.journal.redis.writer import Writer, fetch
+from streams.journal.runs import joined
+from streams.journal.sessions import Grant, SessionRecord
+from streams.keys import new_name
+from streams.limits import MIB, Durability
+from streams.messages import Run
+
+READS_MAX: Final = 2  # round trips of one read
+RUNS_AT_ONCE: Final = 1000
+USUAL_MAX: Final = 10_000  # streams whose usual length of runs is remembered
+SCANNED_AT_ONCE: Final = 1000  # keys
+LOOKED_UP_AT_ONCE: Final = 200  # records of one round trip
+TURN_FIRST_S: Final = 0.005  # between two tries to have a turn that another replica has
+TURN_LAST_S: Final = 0.1
+MEMORY_S: Final = 0.25  # between two looks at the memory of the store
+# Room that is kept for calls to end, as with a disk.
+RESERVE_BYTES: Final = 64 * MIB
+RESERVE_PART: Final = 8
+
+
+class RedisJournal:
+    """`streams.journal.contract.Journal`, shared; `open_redis_journal` makes it."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        *,
+        lease_s: float,
+        durability: Durability,
+        replicas_acked: int,
+        bytes_max: int | None,
+        anonymous_bytes_max: int | None,
+        session_idle_s: float,
+    ) -> None:
+        self._servers = servers
+        self._lease_s = lease_s
+        self._durability: Durability = durability
+        self._replicas_acked = replicas_acked
+        self._bytes_max = bytes_max
+        self._anonymous_bytes_max = anonymous_bytes_max
+        self._prefix = f"{{{servers.address.prefix}}}:"
+        self._reader = Link(servers)
+        self._writer = Writer(
+            servers,
+            durability=durability,
+            replicas_acked=replicas_acked,
+            session_idle_s=session_idle_s,
+            renamed=self._renamed,
+        )
+        self.listener = Listener(servers, self._reader, lambda: self.replica)
+        self._locks: dict[bytes, trio.StrictFIFOLock] = {}  # of turns
+        self._turns: dict[bytes, str] = {}  # that this replica has, with the holder
+        self._usual: dict[str, int] = {}  # bytes of a stored run of a stream
+        self._posted = 0
+        self._post_base = new_name(4)
+        self._is_closed = False
+        self._used: int | None = None  # bytes of memory, of the store
+        self._maxmemory: int | None = None
+        self._has_written = trio.Event()
+
+    async def open(self, *, copies: bool) -> None:
+        """Connect, and refuse a store that is not safe, or holds a part of a copy."""
+        await self._writer.link.connection()
+        [marker] = await self._calls((b"EXISTS", self._prefix + "copying"))
+        if marker and not copies:
+            raise JournalUnusable(
+                f"The journal in {self._servers.address} is an unfinished copy: run mcp-streams "
+                "copy again, or choose another prefix."
+            )
+        await self._look_at_memory()
+
+    def _renamed(self) -> None:
+        self.listener.listen_anew()
+
+    def describe(self) -> str:
+        """One line for the log: where the store is, and what a crash of what may cost."""
+        settings = self._writer.settings
+        assert settings is not None
+        return described(settings, self._servers.address, self._durability, self._replicas_acked)
+
+    # Room
+
+    @property
+    def shortage(self) -> Shortage | None:
+        if self._used is not None and self._maxmemory:
+            found = _shortage(self._used, self._maxmemory, "of the store's maxmemory are free")
+            if found is not None:
+                return found
+        return self._limited(self._writer.bytes, self._bytes_max, "of the journal's limit are free")
+
+    @property
+    def anonymous_shortage(self) -> Shortage | None:
+        return self._limited(
+            self._writer.anonymous_bytes,
+            self._anonymous_bytes_max,
+            "are left of what anonymous callers may have in it together",
+        )
+
+    def _limited(self, used: int, limit: int | None, where: str) -> Shortage | None:
+        return _shortage(used, limit, where) if limit else None
+
+    async def watch_memory(self) -> None:
+        """Ask the store for its memory, after commits and not more often than needed."""
+        while True:
+            await self._has_written.wait()
+            self._has_written = trio.Event()
+            try:
+                await self._look_at_memory()
+            except JournalError:
+                # The calls that need the store tell what is wrong with it.
+                self._has_written.set()
+            await trio.sleep(MEMORY_S)
+
+    async def _look_at_memory(self) -> None:
+        try:
+            answer: bytes = await self._reader.call(b"INFO", b"memory")
+        except JournalUnusable:
+            return  # a user that may not ask; `bytes_max` still holds
+        found = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        self._used = int(found.get("used_memory", 0))
+        self._maxmemory = int(found.get("maxmemory", 0))
+
+    # Writing
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        """See `Journal.commit`. If cancelled meanwhile, it may still be made: repeat it."""
+        self._check_open()
+        try:
+            return await self._writer.commit(changes)
+        finally:
+            self._has_written.set()
+
+    async def claim(self, owner: str = "") -> Sequence[Record]:
+        self._check_open()
+        return await self._writer.claim(owner)
+
+    async def take(self, stream: str) -> Record | None:
+        self._check_open()
+        return await self._writer.take(stream)
+
+    async def release(self) -> None:
+        self._check_open()
+        await self._writer.release()
+
+    @property
+    def replica(self) -> str:
+        return self._writer.replica
+
+    @property
+    def lease_s(self) -> float:
+        return self._lease_s
+
+    async def renew(self) -> Mapping[str, int] | None:
+        self._check_open()
+        counts = await self._writer.renew(self._reader)
+        for name, holder in list(self._turns.items()):
+            await self._ask_turn(name, holder)
+        return counts
+
+    # Reading
+
+    async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
+        """See `Journal.read`. It passes over lines that were lost, and stops before them."""
+        self._check_open()
+        runs: list[Run] = []
+        for each in await self._entries(stream, after, bytes_max):
+            (last, count), fields = map(int, each[0].split(b"-")), each[1]
+            if fields[0] == codec.LOST:
+                if runs:
+                    break
+                after = max(after, last)
+            else:
+                runs.append(Run(last + 1 - count, count, fields[1]))
+        return joined(runs, after, bytes_max)
+
+    async def _entries(self, stream: str, after: int, bytes_max: int) -> list[Any]:
+        """The stored runs after a line, about as many as fit.
+
+        The store is asked for a number of runs, not of bytes. So the first time it is asked for as
+        many as fit if each is as long as can be, and then for as many as fit by their usual length.
+        """
+        key, first = f"{self._prefix}l:{stream}", f"{after + 1}-0"
+        found: list[Any] = []
+        size = 0
+        usual = self._usual.pop(stream, STORED_BYTES_MAX)
+        for _ in range(READS_MAX):
+            most = min(max(1, (bytes_max - size) // usual + 1), RUNS_AT_ONCE)
+            some: list[Any] = await self._reader.call(b"XRANGE", key, first, b"+", b"COUNT", most)
+            found += some
+            size = sum(len(fields[1]) for _, fields in found)
+            if found:
+                usual = max(1, size // len(found))
+            if len(some) < most or size >= bytes_max:
+                break
+            first = "(" + some[-1][0].decode()
+        if found:
+            self._usual[stream] = usual
+            if len(self._usual) > USUAL_MAX:
+                del self._usual[next(iter(self._usual))]
+        return found
+
+    async def totals(self) -> Totals:
+        prefix = self._prefix
+        whole, own, newest = await self._calls(
+            (b"ZCARD", prefix + "n"),
+            (b"ZCARD", f"{prefix}o:{self.replica}"),
+            (b"ZRANGE", prefix + "n", -1, -1),
+        )
+        last_number = codec.number_in(newest[0]) if newest else 0
+        return Totals(whole - own, last_number)
+
+    async def find(self, stream: str) -> Record | None:
+        [record] = await self._records([stream])
+        return record
+
+    async def principal_of(self, stream: str) -> str | None:
+        [found] = await self._calls((b"HGET", f"{self._prefix}r:{stream}", b"i"))
+        return None if found is None else codec.principal_of(found)
+
+    async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
+        [found] = await self._calls((b"GET", self._prefix.encode() + b"m:" + name))
+        return None if found is None else found.decode()
+
+    async def grants(self, stream: str) -> Sequence[Grant]:
+        return await self._grants([stream])
+
+    async def _grants(self, streams: Sequence[str]) -> list[Grant]:
+        found = await self._calls(*((b"HVALS", f"{self._prefix}g:{each}") for each in streams))
+        saved = [codec.grant_of(each) for of_stream in found for each in of_stream]
+        return [grant for _, grant in sorted(saved, key=lambda each: each[0])]
+
+    async def listed(
+        self, principal: str, *, after: int, limit: int, only_read: bool = False
+    ) -> Sequence[Record]:
+        index = f"{self._prefix}{'v' if only_read else 'w'}:{codec.principal_key(principal)}"
+        low = b"(" + codec.number_bytes(after) + b"\xff"
+        found: list[Record] = []
+        while len(found) < limit:
+            [members] = await self._calls(
+                (b"ZRANGE", index, low, b"+", b"BYLEX", b"LIMIT", 0, LOOKED_UP_AT_ONCE)
+            )
+            records = await self._records(list(map(codec.stream_in, members)))
+            found += (
+                each
+                for each in records
+                if each is not None and each.owner != self.replica and each.is_wanted
+            )
+            if len(members) < LOOKED_UP_AT_ONCE:
+                break
+            low = b"(" + members[-1]
+        return found[:limit]
+
+    async def count(self, principal: str) -> int:
+        index = f"{self._prefix}w:{codec.principal_key(principal)}"
+        [found] = await self._calls((b"ZCARD", index))
+        return max(0, int(found) - self._writer.wanted[principal])
+
+    async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
+        index = self._prefix + ("u" if only_unwanted else "e")
+        [members] = await self._calls((b"ZRANGE", index, 0, limit - 1))
+        records = await self._records(list(map(codec.stream_in, members)))
+        return [each for each in records if each is not None and each.due_at is not None]
+
+    async def _records(self, streams: Sequence[str]) -> list[Record | None]:
+        self._check_open()
+        found: list[Record | None] = []
+        for first in range(0, len(streams), LOOKED_UP_AT_ONCE):
+            some = streams[first : first + LOOKED_UP_AT_ONCE]
+            found += (known.record for known in await fetch(self._reader, some))
+        return found
+
+    async def _calls(self, *commands: Sequence[Any]) -> list[Any]:
+        self._check_open()
+        return await self._reader.calls(commands) if commands else []
+
+    # Sessions
+
+    async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        [keys] = await self._calls((b"ZRANGE", self._prefix + "sessions", 0, -1))
+        keys = [key.decode() for key in keys]
+        found = await self._calls(
+            *((b"HMGET", f"{self._prefix}s:{key}", b"n", b"r") for key in keys)
+        )
+        saved = [
+            (int(order), codec.session_of(key, body))
+            for key, (order, body) in zip(keys, found, strict=True)
+            if body is not None
+        ]
+        saved.sort(key=lambda each: each[0])
+        fields = await self._calls(*((b"HKEYS", f"{self._prefix}sg:{key}") for key in keys))
+        streams = {codec.granted_stream(each) for of_session in fields for each in of_session}
+        records = await self._records(sorted(streams))
+        resident = [each.stream for each in records if each is not None and each.due_at is None]
+        return [record for _, record in saved], await self._grants(resident)
+
+    async def session(self, key: str) -> SessionRecord | None:
+        [found] = await self._calls((b"HGET", f"{self._prefix}s:{key}", b"r"))
+        return None if found is None else codec.session_of(key, found)
+
+    async def count_sessions(self, principal: str | None = None) -> int:
+        name = "sessions" if principal is None else f"sp:{codec.principal_key(principal)}"
+        [found] = await self._calls((b"ZCARD", self._prefix + name))
+        return int(found)
+
+    # Other replicas
+
+    async def follow(self, stream: str) -> Record | None:
+        self._check_open()
+        await self.listener.follow(stream)
+        return await self.find(stream)
+
+    async def unfollow(self, stream: str) -> None:
+        self._check_open()
+        await self.listener.unfollow(stream)
+
+    async def news(self) -> News:
+        self._check_open()
+        return await self.listener.news()
+
+    async def post(self, stream: str, *bodies: bytes) -> bool:
+        self._check_open()
+        found = await self._reader.function(
+            "post", stream, self.replica, self._next_post(), *bodies
+        )
+        return bool(found)
+
+    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+        self._check_open()
+        await self._reader.function(
+            "send", replica, self.replica, self._next_post(), stream, *bodies
+        )
+
+    def _next_post(self) -> str:
+        self._posted += 1
+        return f"{self._post_base}{self._posted}"
+
+    @asynccontextmanager
+    async def turn(self, name: bytes) -> AsyncIterator[None]:
+        """See `Journal.turn`. Raises `Unavailable` before the block, if at all."""
+        self._check_open()
+        lock = self._locks.setdefault(name, trio.StrictFIFOLock())
+        try:
+            async with lock:  # tasks of this replica wait here, without asking the store
+                holder = new_name()
+                try:
+                    await self._have_turn(name, holder)
+                    self._turns[name] = holder
+                    yield
+                finally:
+                    self._turns.pop(name, None)
+                    await self._end_turn(name, holder)
+        finally:
+            if not lock.locked():
+                self._locks.pop(name, None)
+
+    async def _have_turn(self, name: bytes, holder: str) -> None:
+        pause_s = TURN_FIRST_S
+        while not await self._ask_turn(name, holder):
+            await trio.sleep(pause_s)
+            pause_s = min(TURN_LAST_S, 2 * pause_s)
+
+    async def _ask_turn(self, name: bytes, holder: str) -> bool:
+        lease_ms = max(1, int(1000 * self._lease_s))
+        return bool(await self._reader.function("turn", name, holder, lease_ms))
+
+    async def _end_turn(self, name: bytes, holder: str) -> None:
+        with trio.move_on_after(self._servers.call_s) as scope:
+            scope.shield = True
+            with suppress(JournalError):  # it ends by itself after a lease
+                await self._reader.function("end_turn", name, holder)
+
+    # Besides the contract: keys of tokens, and copies
+
+    async def keys(self) -> bytes | None:
+        """The content of a key file that `save_keys` has kept; None before."""
+        [found] = await self._calls((b"GET", self._prefix + "keys"))
+        return None if found is None else bytes(found)
+
+    async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
+        """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
+        self._check_open()
+        kept = await self._writer.link.function("save_keys", content, replaces or b"")
+        return bytes(kept or b"")
+
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """The records of all streams with numbers above `after`, in that order, with their names.
+
+        Returns at most `limit` of them.
+        """
+        low = b"(" + codec.number_bytes(after) + b"\xff"
+        index = self._prefix + "n"
+        [members] = await self._calls((b"ZRANGE", index, low, b"+", b"BYLEX", b"LIMIT", 0, limit))
+        streams = list(map(codec.stream_in, members))
+        names = await self._calls(*((b"HGET", f"{self._prefix}r:{each}", b"n") for each in streams))
+        records = await self._records(streams)
+        return [
+            (record, codec.names_in(given or b""))
+            for record, given in zip(records, names, strict=True)
+            if record is not None
+        ]
+
+    async def begin_copy(self) -> None:
+        """Mark the journal as an unfinished copy, and empty it if it was one.
+
+        Raises `JournalUnusable` if it has anything else.
+        """
+        marker, streams, sessions, keys = await self._calls(
+            (b"EXISTS", self._prefix + "copying"),
+            (b"ZCARD", self._prefix + "n"),
+            (b"ZCARD", self._prefix + "sessions"),
+            (b"EXISTS", self._prefix + "keys"),
+        )
+        if not marker and (streams or sessions or keys):
+            raise JournalUnusable(
+                f"{self._servers.address} has a journal there already, with {streams} streams and "
+                f"{sessions} sessions: copy into a new one with ?prefix=NAME, or delete the keys "
+                f"that begin with {self._prefix}."
+            )
+        await self._calls((b"SET", self._prefix + "copying", b"1"))
+        await self._delete_all()
+
+    async def _delete_all(self) -> None:
+        """Delete all keys but the marker of a copy, and enter anew."""
+        pattern = re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + "*"
+        cursor = b"0"
+        while True:
+            [(cursor, found)] = await self._calls(
+                (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCANNED_AT_ONCE)
+            )
+            gone = [key for key in found if not key.endswith(b":copying")]
+            if gone:
+                await self._calls((b"UNLINK", *gone))
+            if cursor == b"0":
+                break
+        await self._writer.begin_anew()
+
+    async def finish_copy(self) -> None:
+        """The copy is whole."""
+        await self._calls((b"DEL", self._prefix + "copying"))
+
+    # The end
+
+    async def aclose(self) -> None:
+        """Release all streams, so that other replicas may claim them at once, and leave."""
+        if self._is_closed:
+            await trio.lowlevel.checkpoint()
+            return
+        self._is_closed = True
+        with trio.move_on_after(self._servers.call_s, shield=True):
+            with suppress(JournalError):  # without the store, others wait for the end of the lease
+                await self._writer.release()
+                await self._writer.leave()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise JournalUnusable("the journal is closed")
+
+
+def _shortage(used: int, limit: int, where: str) -> Shortage | None:
+    reserve = min(RESERVE_BYTES, limit // RESERVE_PART)
+    free = limit - used
+    if free >= reserve:
+        return None
+    return Shortage(f"less than {reserve / MIB:.3g} MiB {where}", free < reserve // 2, limit, used)

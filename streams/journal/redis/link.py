@@ -1,0 +1,366 @@
+"""Connections to the store: which server it is now, and what its errors mean.
+
+A `Link` is one connection to the server that takes writes: the one of the URL, the primary that
+the Sentinels name, or the node of a cluster that has the slot of the journal. All keys of a journal
+lie in one slot, so one server has all of them. A link that is lost is made anew by the next call.
+
+coredis is used from its connections upwards: no command is ever repeated by it, each has a timeout,
+and the committer has a connection of its own.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import trio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from coredis.connection import (
+    BaseConnection,
+    TCPConnection,
+    TCPLocation,
+    UnixDomainSocketConnection,
+    UnixDomainSocketLocation,
+)
+from coredis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    ProtocolError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+    UnknownCommandError,
+    WrongTypeError,
+)
+
+from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.journal.redis import library
+from streams.journal.redis.addresses import Address, Host
+
+CALL_S: Final = 5.0  # a call takes so long at most, unless the journal is opened with another time
+CONNECT_S: Final = 2.0  # to connect to one server
+MOVES_MAX: Final = 3  # how often a call follows a slot to another node
+
+_AGAIN: Final = re.compile(
+    r"^(MASTERDOWN|NOREPLICAS|MISCONF|BUSY|UNKILLABLE|NOTREADY|CLUSTERDOWN|LOADING|TRYAGAIN)"
+)
+_NO_FUNCTION: Final = re.compile(r"function not found", re.IGNORECASE)
+
+Command = Sequence[Any]
+
+
+class Moved(Exception):
+    """Another server has the keys now."""
+
+    def __init__(self, host: Host | None) -> None:
+        super().__init__(host)
+        self.host = host
+
+
+class NoFunction(Exception):
+    """The server does not have our functions (yet, or any more)."""
+
+
+def meaning(error: BaseException, address: Address) -> Exception:
+    """The meaning of an error of a call: a `JournalError`, `Moved` or `NoFunction`."""
+    text = str(error) or type(error).__name__
+    match error:
+        case AskError():  # and MOVED
+            return Moved((error.host, error.port))
+        case ReadOnlyError():
+            return Moved(None)
+        case AuthorizationError():
+            return _not_allowed(text, address)
+        case AuthenticationError():
+            return JournalUnusable(
+                f"{address} refuses the password ({text}): write redis://user:password@host."
+            )
+        case WrongTypeError():
+            return JournalUnusable(
+                f"Keys of {address} with the prefix {address.prefix!r} are those of another "
+                f"program ({text}): choose another prefix, with ?prefix=."
+            )
+        case BusyLoadingError() | ClusterDownError() | TryAgainError():
+            return Unavailable(f"{address} is not ready: {text}")
+        case UnknownCommandError() | ProtocolError():
+            return JournalUnusable(
+                f"{address} is too old or lacks commands ({text}): a journal needs Redis 7.0 or "
+                "Valkey 7.2, or newer."
+            )
+        case ResponseError():
+            return _other_meaning(text, address)
+        case _:
+            return Unavailable(f"{address} does not answer: {text}")
+
+
+def _other_meaning(text: str, address: Address) -> Exception:
+    """The meaning of an error that has no class of its own, or comes out of a function."""
+    if "OOM" in text:
+        return Full(f"{address} has reached its maxmemory: raise it, or free some of it")
+    if _NO_FUNCTION.search(text):
+        return NoFunction()
+    if "READONLY" in text:
+        return Moved(None)
+    if "NOPERM" in text or "ACL failure" in text:
+        return _not_allowed(text, address)
+    if _AGAIN.match(text):
+        return Unavailable(f"{address} is not ready: {text}")
+    return JournalUnusable(f"{address} answers: {text}")
+
+
+def _not_allowed(text: str, address: Address) -> JournalUnusable:
+    return JournalUnusable(
+        f"The user of {address} may not do this ({text}): give it the keys and channels of the "
+        "journal and the commands that docs/operate/replicas.md lists."
+    )
+
+
+class Servers:
+    """Finds the server that takes writes, and connects to it."""
+
+    def __init__(self, address: Address, nursery: trio.Nursery, call_s: float) -> None:
+        self.address = address
+        self.call_s = call_s
+        self._nursery = nursery
+        self._tls = address.tls()
+        self._moved_to: Host | None = None
+        self.key = f"{{{address.prefix}}}:journal"
+
+    def moved(self, host: Host | None) -> None:
+        """The keys are elsewhere: at `host`, or where the next look finds them."""
+        self._moved_to = host
+
+    async def connect(self) -> BaseConnection:
+        """A new connection to the server that takes writes.
+
+        Raises `Unavailable` or `JournalUnusable`.
+        """
+        address = self.address
+        if address.kind == "unix":
+            location = UnixDomainSocketLocation(address.path)
+            return await self._start(
+                UnixDomainSocketConnection(location, **self._settings()), address.path
+            )
+        if address.kind == "single":
+            return await self._connect_to(address.hosts[0])
+        if address.kind == "sentinel":
+            return await self._by_sentinels()
+        return await self._by_cluster()
+
+    def _settings(self) -> dict[str, Any]:
+        address = self.address
+        return {
+            "stream_timeout": self.call_s,
+            "connect_timeout": CONNECT_S,
+            "username": address.user,
+            "password": address.password,
+            "client_name": "mcp-streams",
+            "db": address.db,
+        }
+
+    async def _connect_to(self, host: Host, **other: Any) -> BaseConnection:
+        settings = self._settings() | {"ssl_context": self._tls} | other
+        connection = TCPConnection(TCPLocation(*host), socket_keepalive=True, **settings)
+        return await self._start(connection, f"{host[0]}:{host[1]}")
+
+    async def _start(self, connection: BaseConnection, where: str) -> BaseConnection:
+        try:
+            with trio.fail_after(CONNECT_S + self.call_s):
+                await self._nursery.start(_run, connection)
+        except (RedisError, OSError, trio.TooSlowError, AssertionError) as error:
+            _close_buffers(connection)
+            cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
+            meant = meaning(cause, self.address)
+            if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
+                raise meant from error
+            raise Unavailable(f"{self.address}: no connection to {where} ({cause})") from error
+        return connection
+
+    async def _by_sentinels(self) -> BaseConnection:
+        address, troubles = self.address, []
+        login = {"username": address.sentinel_user, "password": address.sentinel_password}
+        for host in address.hosts:
+            try:
+                sentinel = await self._connect_to(host, db=0, client_name=None, **login)
+                try:
+                    found: Any = await self._ask(
+                        sentinel, b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", address.service
+                    )
+                finally:
+                    sentinel.invalidate()
+                if found is None:
+                    troubles.append(f"{host[0]} knows no service {address.service!r}")
+                    continue
+                primary = await self._connect_to((found[0].decode(), int(found[1])))
+                role: Any = await self._ask(primary, b"ROLE")
+            except Unavailable as error:
+                troubles.append(str(error))
+                continue
+            if role[0] == b"master":
+                return primary
+            primary.invalidate()
+            troubles.append(f"{found[0].decode()}:{int(found[1])} is no primary any more")
+        raise Unavailable(f"{address}: no Sentinel leads to a primary ({'; '.join(troubles)})")
+
+    async def _by_cluster(self) -> BaseConnection:
+        if self._moved_to is not None:
+            host, self._moved_to = self._moved_to, None
+            return await self._connect_to(host)
+        troubles = []
+        for seed in self.address.hosts:
+            try:
+                connection = await self._connect_to(seed)
+                slot: Any = await self._ask(connection, b"CLUSTER", b"KEYSLOT", self.key)
+                slots: Any = await self._ask(connection, b"CLUSTER", b"SLOTS")
+                for first, last, primary, *_ in slots:
+                    if first <= slot <= last:
+                        host = ((primary[0] or b"").decode() or seed[0], int(primary[1]))
+                        if host == seed:
+                            return connection
+                        connection.invalidate()
+                        return await self._connect_to(host)
+                connection.invalidate()
+                troubles.append(f"no node has the slot {slot}")
+            except Unavailable as error:
+                troubles.append(str(error))
+        raise Unavailable(f"{self.address}: {'; '.join(troubles)}")
+
+    async def _ask(self, connection: BaseConnection, *command: Any) -> Any:
+        try:
+            return await connection.create_request(*command, timeout=self.call_s)
+        except (RedisError, TimeoutError) as error:
+            connection.invalidate()
+            meant = meaning(error, self.address)
+            raise meant if isinstance(meant, JournalError) else Unavailable(str(error)) from error
+
+
+def _close_buffers(connection: BaseConnection) -> None:
+    """Close what a connection that was never made has opened in itself."""
+    for each in vars(connection).values():
+        if isinstance(each, MemoryObjectSendStream | MemoryObjectReceiveStream):
+            each.close()
+
+
+async def _run(
+    connection: BaseConnection, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Run a connection until it ends. An error that ends it later is one of the calls over it."""
+    was_started = False
+
+    class Status:
+        def started(self, value: None = None) -> None:
+            nonlocal was_started
+            was_started = True
+            task_status.started()
+
+    try:
+        await connection.run(task_status=Status())
+    except Exception:
+        if not was_started:
+            raise
+
+
+class Link:
+    """One connection, made anew when it is lost. Several tasks may call over it at a time."""
+
+    def __init__(
+        self, servers: Servers, greet: Callable[["Link"], Awaitable[None]] | None = None
+    ) -> None:
+        """`greet` is awaited after each connect, and may call over the link."""
+        self.servers = servers
+        self._connection: BaseConnection | None = None
+        self._greet = greet
+        self._connecting = trio.Lock()
+        self._is_greeting = False
+
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is not None and self._connection.usable
+
+    async def connection(self) -> BaseConnection:
+        """The connection, new if need be."""
+        if self._connection is not None and self._connection.usable:
+            return self._connection
+        async with self._connecting:
+            if self._connection is not None and self._connection.usable:
+                return self._connection
+            connection = await self.servers.connect()
+            if self._greet is not None:
+                greeter = Link(self.servers)
+                greeter._connection = connection
+                try:
+                    await self._greet(greeter)
+                except BaseException:
+                    connection.invalidate()
+                    raise
+            self._connection = connection
+            return connection
+
+    def drop(self) -> None:
+        """Close the connection; calls that are under way fail."""
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection = None
+
+    async def call(self, *command: Any) -> Any:
+        """One command and its answer. Raises `Unavailable`, `Full` or `JournalUnusable`."""
+        [answer] = await self.calls([command])
+        return answer
+
+    async def function(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the library."""
+        return await self.call(*self.function_command(name, *arguments))
+
+    def function_command(self, name: str, *arguments: Any) -> Command:
+        """The command that calls a function of the library."""
+        return (b"FCALL", library.function(name), 1, self.servers.key, *arguments)
+
+    async def calls(self, commands: Sequence[Command]) -> list[Any]:
+        """Commands in one write, and their answers. One error fails all."""
+        for _ in range(MOVES_MAX):
+            try:
+                return await self._calls(commands)
+            except Moved as moved:
+                self.servers.moved(moved.host)
+                self.drop()
+                if moved.host is None:
+                    raise Unavailable(
+                        f"{self.servers.address} is a replica of the store now, and takes no writes"
+                    ) from None
+            except NoFunction:
+                await self.load()
+        raise Unavailable(f"{self.servers.address}: the keys move, or the functions get lost")
+
+    async def load(self) -> None:
+        """Load the library. Other replicas may do so at the same time."""
+        try:
+            await self._calls([(b"FUNCTION", b"LOAD", library.CODE)])
+        except JournalUnusable as error:
+            if "already exists" not in str(error):
+                raise
+        except Moved as moved:
+            self.servers.moved(moved.host)
+            self.drop()
+            raise Unavailable(f"{self.servers.address} takes no writes now") from None
+
+    async def _calls(self, commands: Sequence[Command]) -> list[Any]:
+        connection = await self.connection()
+        requests = []
+        try:
+            # Queued without a checkpoint between them: nothing comes between on this connection.
+            requests = [
+                connection.create_request(*command, raise_exceptions=False, decode=False)
+                for command in commands
+            ]
+            answers: list[Any] = [await request for request in requests]
+        except RedisError as error:  # the connection was lost before all were queued
+            raise meaning(error, self.servers.address) from error
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                if not isinstance(answer, ResponseError):
+                    connection.invalidate()  # what comes later is not for the next call
+                raise meaning(answer, self.servers.address) from answer
+        return answers

@@ -1,0 +1,452 @@
+"""All writing of a replica: commits, claims, and what it owns.
+
+The writer has a connection of its own, and makes one commit at a time. It keeps the record of each
+stream that this replica owns, with the mark that the store has; the store refuses a commit if a
+mark differs, and the writer then reads and applies the changes anew. Changes may be applied twice
+without harm, so a commit whose outcome is unknown is simply repeated.
+
+Each commit has a number, and the store keeps the last one of each replica. A lower number than the
+last confirmed one tells that the store has gone back: see `streams.journal.redis.replay`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import trio
+from msgspec.structs import replace
+
+from streams.errors import Fenced, JournalError, JournalUnusable, Unavailable
+from streams.journal.records import (
+    Ack,
+    Change,
+    Close,
+    Evict,
+    Forget,
+    Outcome,
+    Record,
+)
+from streams.journal.redis import codec
+from streams.journal.redis.batch import Batch, Known, arguments
+from streams.journal.redis.link import Link, Servers
+from streams.journal.redis.replay import Recent
+from streams.journal.redis.settings import Settings, check, look
+from streams.journal.sessions import DropGrant, DropSession
+from streams.keys import new_name
+from streams.limits import MIB, Durability
+from streams.logs import log
+
+CALL_BYTES_MAX: Final = 4 * MIB  # of one call: the store does nothing else for some milliseconds
+STREAMS_AT_ONCE: Final = 100  # that are claimed or released by one call
+# A commit is computed anew if another replica has changed one of its streams meanwhile, or if the
+# store has gone back. Each is rare, so many in a row are a fault.
+ATTEMPTS_MAX: Final = 20
+# The numbers that a claim leaves out if the store may have lost some that clients know. More lines
+# than this are never lost at once, and 2^53, which JSON holds, has room for a million such jumps.
+JUMP: Final = 2**32
+# How long a commit waits for replicas of the store, as a part of the time for a call.
+WAIT_PART: Final = 0.8
+_FREEING: Final = (Ack, Close, Forget, Evict, DropSession, DropGrant)
+
+
+class Writer:
+    """Commits for one replica; its methods run one at a time."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        *,
+        durability: Durability,
+        replicas_acked: int,
+        session_idle_s: float,
+        renamed: Callable[[], None],
+    ) -> None:
+        """`renamed` is called when this replica gets a new name."""
+        self._servers = servers
+        self._durability: Durability = durability
+        self._replicas_acked = replicas_acked
+        self._session_idle_s = session_idle_s
+        self._renamed = renamed
+        self._prefix = f"{{{servers.address.prefix}}}:"
+        self.link = Link(servers, self._greet)
+        self.settings: Settings | None = None
+        self.bytes = self.anonymous_bytes = 0  # of all streams in the store, as last told
+        self.epoch = 0
+        self.wanted: Counter[str] = Counter()  # the wanted streams that it owns, by principal
+        self._turn = trio.StrictFIFOLock()
+        self._versions = bytes.fromhex(new_name(6)), 0
+        self._be_new()
+
+    def _be_new(self) -> None:
+        """Take a new name, and own nothing."""
+        self.replica = new_name()
+        self.is_claimed = False  # its streams were claimed, which `renew` has yet to tell
+        self._number = self._confirmed = 0
+        self._owned: dict[str, Known] = {}
+        self._doubtful: set[str] = set()  # of those, the ones to read again
+        self._is_in_doubt = False  # the outcome of the last commit is unknown
+        self._replay_since: int | None = None  # the store lacks our commits after this one
+        self._is_torn = False  # and we have not kept all of those
+        self._recent = Recent()
+        self.wanted.clear()
+
+    # The connection
+
+    async def _greet(self, link: Link) -> None:
+        """Look at the server of a new connection, and make this replica known there."""
+        self.settings = await look(link)
+        check(self.settings, self._servers.address, self._durability, self._replicas_acked)
+        server = self.settings.server or new_name()
+        schema, epoch, *counts = await link.function("open", codec.SCHEMA, server)
+        if int(schema) > codec.SCHEMA:
+            raise JournalUnusable(
+                f"The journal in {self._servers.address} has schema {int(schema)}, and this "
+                f"version knows {codec.SCHEMA}: upgrade mcp-streams here."
+            )
+        self.epoch = int(epoch)
+        self.bytes, self.anonymous_bytes = (int(count or 0) for count in counts)
+        if await link.function("enter", self.replica, 0) == b"-2":
+            self._disown()
+            await link.function("enter", self.replica, 0)
+
+    def _disown(self) -> None:
+        """The streams of this replica were claimed: it has a new name, and owns none."""
+        log.warning("other replicas have claimed the streams of this one", replica=self.replica)
+        self._be_new()
+        self.is_claimed = True
+        self._renamed()
+
+    async def begin_anew(self) -> None:
+        """All keys of the journal were deleted: enter it as a new replica."""
+        async with self._turn:
+            self._be_new()
+            self._renamed()
+            self.link.drop()
+            await self.link.connection()
+
+    # Leases
+
+    async def renew(self, link: Link) -> Mapping[str, int] | None:
+        """See `Journal.renew`."""
+        if not self.is_claimed:
+            confirmed = 2**53 if self._is_torn else self._confirmed
+            name = self.replica
+            state, stored, epoch, *found = await link.function(
+                "renew", name, confirmed, self._promise()
+            )
+            self.epoch = max(self.epoch, int(epoch))
+            if name == self.replica and state == -2:
+                self._disown()
+            elif name == self.replica and (not state or stored < self._confirmed):
+                await self._mend()
+        if self.is_claimed:
+            self.is_claimed = False
+            return None
+        counts = {
+            key.decode(): int(count) for key, count in zip(found[::2], found[1::2], strict=True)
+        }
+        return {replica: count for replica, count in counts.items() if count > -2}
+
+    def _promise(self) -> str:
+        """Its commits survive: `replicas`, a failover of the store; `disk`, a restart."""
+        if self._replicas_acked:
+            return "replicas"
+        return "disk" if self.settings is not None and self.settings.is_synced else ""
+
+    async def _mend(self) -> None:
+        """The store does not have our last commits: apply them again."""
+        async with self._turn:
+            self._is_in_doubt = True
+            await self._commit(())
+
+    async def claim(self, owner: str) -> Sequence[Record]:
+        """See `Journal.claim`."""
+        async with self._turn:
+            self._check_lease()
+            verified = await self.link.function("begin_claim", owner) if owner else None
+            for _ in range(ATTEMPTS_MAX):
+                members = await self.link.call(
+                    b"ZRANGE", f"{self._prefix}o:{owner}", 0, STREAMS_AT_ONCE - 1
+                )
+                if not members:
+                    if owner:
+                        await self.link.function("end_claim", owner)
+                    return []
+                streams = [codec.stream_in(each) for each in members]
+                known = await self._look_up(streams, is_fresh=True)
+                claimed = await self._give(owner, known, verified)
+                if claimed is not None and claimed:
+                    return sorted(claimed, key=lambda record: record.number)
+            raise Unavailable(f"{self._servers.address}: other replicas claim the same streams")
+
+    async def _give(
+        self, owner: str, known: Mapping[str, Known], verified: bytes | None
+    ) -> list[Record] | None:
+        """Claim streams of an owner; those that are evicted have none from now on. None: again."""
+        batch = self._batch(known)
+        claimed = []
+        for each in known.values():
+            record = each.record
+            if record is None or record.owner != owner:
+                continue
+            if record.due_at is not None:
+                batch.replace(replace(record, owner=""))
+                continue
+            if record.outcome is Outcome.LIVE and self._may_lack_lines(each.mark, verified):
+                record = _jumped(record)
+            record = replace(record, owner=self.replica, fence=record.fence + 1)
+            batch.replace(record)
+            claimed.append(record)
+        is_done = await self._write(batch, ("I", owner), is_freeing=True)
+        return claimed if is_done else None
+
+    def _may_lack_lines(self, mark: bytes, verified: bytes | None) -> bool:
+        """Whether the store may have lost lines of a stream that clients know.
+
+        `verified` is the epoch in which its last owner has seen that the store has all of them.
+        """
+        if verified is None:
+            epoch, promise = codec.parse_mark(mark).epoch, self._promise()
+        else:
+            found, _, promise = verified.decode().partition(":")
+            epoch = int(found)
+        if epoch == self.epoch or promise == "replicas":
+            return False
+        return not (promise == "disk" and self.settings and not self.settings.was_promoted)
+
+    async def take(self, stream: str) -> Record | None:
+        """See `Journal.take`."""
+        async with self._turn:
+            self._check_lease()
+            for _ in range(ATTEMPTS_MAX):
+                known = await self._look_up([stream], is_fresh=True)
+                record = known[stream].record
+                if record is None or record.owner:
+                    return record
+                if record.outcome is Outcome.LIVE and self._may_lack_lines(
+                    known[stream].mark, None
+                ):
+                    record = _jumped(record)
+                taken = replace(record, owner=self.replica, fence=record.fence + 1)
+                batch = self._batch(known)
+                batch.replace(taken)
+                if await self._write(batch, ("I", ""), is_freeing=True):
+                    return taken
+            raise Unavailable(f"{self._servers.address}: other replicas take the same stream")
+
+    async def release(self) -> None:
+        """See `Journal.release`."""
+        async with self._turn:
+            for _ in range(ATTEMPTS_MAX + len(self._owned) // STREAMS_AT_ONCE):
+                members = await self.link.call(
+                    b"ZRANGE", f"{self._prefix}o:{self.replica}", 0, STREAMS_AT_ONCE - 1
+                )
+                if not members:
+                    break
+                known = await self._look_up([codec.stream_in(each) for each in members])
+                batch = self._batch(known)
+                for each in known.values():
+                    if each.record is not None and each.record.owner == self.replica:
+                        batch.replace(replace(each.record, owner=""))
+                await self._write(batch, ("I", self.replica), is_freeing=True)
+            await self.link.function("released", self.replica)
+
+    async def leave(self) -> None:
+        """This replica owns nothing any more, and ends."""
+        async with self._turn:
+            await self.link.function("leave", self.replica)
+
+    def _check_lease(self) -> None:
+        if self.is_claimed:
+            raise Unavailable("the streams of this replica were claimed: renew first")
+
+    # Commits
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        """See `Journal.commit`."""
+        async with self._turn:
+            return await self._commit(changes)
+
+    async def _commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        is_freeing = all(isinstance(change, _FREEING) for change in changes)
+        streams = {change.stream: None for change in changes if change.stream is not None}
+        for _ in range(ATTEMPTS_MAX):
+            await self._replay()
+            batch = self._batch(await self._look_up(streams))
+            answers = [
+                _fenced(change) if self.is_claimed and change.stream else batch.apply(change)
+                for change in changes
+            ]
+            if batch.is_empty and not self._is_in_doubt:
+                return answers
+            if await self._write(batch, (), is_freeing=is_freeing):
+                self._recent.add(self._number, trio.current_time(), changes)
+                return answers
+        raise Unavailable(f"{self._servers.address}: the same streams change all the time")
+
+    async def _replay(self) -> None:
+        """Apply again what the store has lost of our commits."""
+        for _ in range(ATTEMPTS_MAX):
+            since = self._replay_since
+            if since is None:
+                return
+            changes, is_all = self._recent.since(since)
+            log.warning(
+                "the store has gone back: changes are applied again",
+                changes=len(changes),
+                is_all=is_all,
+            )
+            self._is_torn = self._is_torn or not is_all
+            self._doubtful.update(self._owned)
+            streams = {change.stream: None for change in changes if change.stream is not None}
+            batch = self._batch(await self._look_up(streams))
+            for change in changes:
+                batch.apply(change)  # a refused one is of a stream that others own by now
+            if await self._write(batch, (), is_freeing=True):
+                self._replay_since = None
+                self._recent.renumber(since, self._number, trio.current_time())
+        raise Unavailable(f"{self._servers.address}: the store goes back all the time")
+
+    def _batch(self, known: Mapping[str, Known]) -> Batch:
+        return Batch(self.replica, known, self._session_idle_s)
+
+    async def _look_up(self, streams: Iterable[str], *, is_fresh: bool = False) -> dict[str, Known]:
+        """The streams as the store has them, from memory if this replica owns them."""
+        known: dict[str, Known] = {}
+        missing = []
+        for stream in streams:
+            owned = self._owned.get(stream)
+            if owned is None or is_fresh or stream in self._doubtful:
+                missing.append(stream)
+            else:
+                known[stream] = owned
+        if missing:
+            for stream, found in zip(missing, await fetch(self.link, missing), strict=True):
+                self._keep(stream, found)
+                known[stream] = found
+        return known
+
+    def _keep(self, stream: str, known: Known) -> None:
+        """Keep what the store has of a stream, if this replica owns it."""
+        before = self._owned.pop(stream, None)
+        self._doubtful.discard(stream)
+        if before is not None and before.record is not None and before.record.is_wanted:
+            self.wanted[before.record.principal] -= 1
+            if not self.wanted[before.record.principal]:
+                del self.wanted[before.record.principal]
+        record = known.record
+        if record is not None and record.owner == self.replica:
+            self._owned[stream] = known
+            if record.is_wanted:
+                self.wanted[record.principal] += 1
+
+    async def _write(self, batch: Batch, others: Sequence[Any], *, is_freeing: bool) -> bool:
+        """Write a batch. False if the store differs from what was known: apply it again."""
+        parts = batch.parts(CALL_BYTES_MAX)
+        name = "commit_freeing" if is_freeing else "commit"
+        for part in parts:
+            is_last = part is parts[-1]
+            marks, operations = arguments(part, self.epoch, self._next_version)
+            if is_last:
+                operations += [*batch.of_sessions(), *others]
+            try:
+                is_done = await self._call(name, marks, operations, is_last=is_last)
+            except BaseException:
+                self._is_in_doubt = True
+                self._doubtful.update(staged.stream for staged in part)
+                raise
+            if not is_done:
+                return False
+            for staged in part:
+                self._keep(staged.stream, staged.after)
+        self._is_in_doubt = False
+        return True
+
+    async def _call(
+        self, name: str, marks: list[Any], operations: list[Any], *, is_last: bool
+    ) -> bool:
+        number = self._number = self._number + 1
+        commands: list[Sequence[Any]] = [
+            self.link.function_command(
+                name,
+                self.replica,
+                number,
+                self._confirmed,
+                len(marks) // 2,
+                *marks,
+                *operations,
+            )
+        ]
+        if self._replicas_acked and is_last:
+            commands.append(self._wait())
+        (status, *details), *waited = await self.link.calls(commands)
+        match status:
+            case b"done":
+                self.bytes, self.anonymous_bytes = details
+                self._check_waited(waited)
+                self._confirmed = number
+                return True
+            case b"changed":
+                self._doubtful.update(each.decode() for each in details)
+            case b"claimed":
+                self._disown()
+                await self.link.function("enter", self.replica, 0)
+            case b"unknown":
+                await self.link.function("enter", self.replica, 0)
+            case b"back":
+                self._confirmed = details[0]
+                self._replay_since = min(details[0], self._replay_since or details[0])
+            case _:  # late: a repeated commit of ours came first
+                pass
+        return False
+
+    def _wait(self) -> Sequence[Any]:
+        """The command that waits until replicas of the store have the commit.
+
+        It follows the commit on the same connection, since it waits for the writes of that.
+        """
+        wait_ms = int(1000 * WAIT_PART * self._servers.call_s)
+        if self._durability == "power":
+            return (b"WAITAOF", 1, self._replicas_acked, wait_ms)
+        return (b"WAIT", self._replicas_acked, wait_ms)
+
+    def _check_waited(self, waited: list[Any]) -> None:
+        if not waited:
+            return
+        local, replicas = waited[0] if self._durability == "power" else (1, waited[0])
+        if not local or replicas < self._replicas_acked:
+            raise Unavailable(
+                f"{self._servers.address}: {replicas} of {self._replicas_acked} replicas of the "
+                "store have the last commit in time: look at its replication"
+            )
+
+    def _next_version(self) -> bytes:
+        """A version that no other commit has."""
+        base, count = self._versions
+        self._versions = base, count + 1
+        return base + count.to_bytes(codec.VERSION_BYTES - len(base))
+
+
+async def fetch(link: Link, streams: Sequence[str]) -> list[Known]:
+    """Streams as the store has them, in one round trip."""
+    prefix = f"{{{link.servers.address.prefix}}}:"
+    commands = [(b"HMGET", f"{prefix}r:{stream}", b"k", b"p", b"i", b"o") for stream in streams]
+    found = []
+    for stream, (k, p, i, o) in zip(streams, await link.calls(commands), strict=True):
+        if k is None:
+            found.append(Known())
+            continue
+        record, size = codec.record_of(stream, k, p or b"", i or b"", o or b"")
+        found.append(Known(record, k, ((record.last, size),) if size else ()))
+    return found
+
+
+def _fenced(change: Change) -> Fenced:
+    return Fenced(f"stream {(change.stream or '')[:8]}…: the streams of this replica were claimed")
+
+
+def _jumped(record: Record) -> Record:
+    """The record of a stream of which the store may lack lines: these numbers are left out."""
+    first = record.last + 1 if record.lost is None else record.lost[0]
+    last = record.last + JUMP
+    return replace(record, last=last, lost=(first, last))

@@ -1,0 +1,134 @@
+"""Opens the journal that a server keeps its streams in, with its keys.
+
+It is named by the path of a SQLite file, by the URL of a store that replicas share, or not at all.
+The keys are in a file beside a file, and in the store; `key_file` is another file, for either.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams.errors import JournalUnusable, Unavailable
+from streams.journal.addresses import checked, is_url, without_secrets
+from streams.journal.contract import Journal
+from streams.journal.memory import MemoryJournal
+from streams.journal.ownership import key_path
+from streams.journal.sqlite import open_sqlite_journal
+from streams.keys import Keyring, new_keys
+from streams.limits import Durability, Limits
+from streams.logs import log
+
+LEASE_S: Final = 2.0
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where streams are kept, and how. `lease_s` and `replicas_acked` are those of a store."""
+
+    journal: str | Path | None = None
+    durability: Durability = "power"
+    lease_s: float = LEASE_S
+    replicas_acked: int = 0
+    key_file: Path | None = None
+
+
+class Keys:
+    """The keyring of a process, and the function that reads its keys again."""
+
+    def __init__(self, keyring: Keyring, read: Callable[[], Awaitable[Keyring]] | None) -> None:
+        self.keyring = keyring
+        self._read = read
+
+    async def reload(self) -> bool:
+        """Read the keys again, and return whether that was possible.
+
+        If they cannot be used, the log says so, and the former ones stay.
+        """
+        if self._read is None:
+            return False
+        try:
+            found = await self._read()
+        except (JournalUnusable, Unavailable) as error:
+            log.error("the keys in use stay", why=str(error))
+            return False
+        self.keyring.change_to(found)
+        log.info("the keys were read again")
+        return True
+
+
+@asynccontextmanager
+async def open_storage(place: Place, limits: Limits) -> AsyncIterator[tuple[Journal, Keys]]:
+    """Open the journal for the length of a block. Raises `JournalUnusable`."""
+    name = place.journal
+    if name is None:
+        log.info("no --journal: streams live as long as this process")
+        yield MemoryJournal(), await _keys_of_file(place.key_file, None)
+    elif isinstance(name, str) and is_url(name):
+        async with open_store(place, limits) as store:
+            log.info("the journal is in a store", promise=store.describe())
+            yield store, await _keys_of_store(store, place)
+    else:
+        path = Path(name)
+        async with open_sqlite_journal(
+            path,
+            durability=place.durability,
+            bytes_max=limits.journal_bytes_max or None,
+            anonymous_bytes_max=limits.anonymous_bytes_max or None,
+        ) as journal:
+            yield journal, await _keys_of_file(place.key_file, key_path(path))
+
+
+@asynccontextmanager
+async def open_store(place: Place, limits: Limits, **how: Any) -> AsyncIterator[Any]:
+    """Open the `streams.journal.redis.RedisJournal` at a URL. Raises `JournalUnusable`."""
+    try:
+        url = checked(str(place.journal))
+    except ValueError as error:
+        raise JournalUnusable(str(error)) from None
+    # Imported where it is used (PLC0415): a server with a file does without it.
+    from streams.journal.redis import open_redis_journal  # noqa: PLC0415
+
+    async with open_redis_journal(
+        url,
+        lease_s=place.lease_s,
+        durability=place.durability,
+        replicas_acked=place.replicas_acked,
+        bytes_max=limits.journal_bytes_max or None,
+        anonymous_bytes_max=limits.anonymous_bytes_max or None,
+        session_idle_s=limits.session_idle_s,
+        **how,
+    ) as journal:
+        yield journal
+
+
+async def _keys_of_file(given: Path | None, beside: Path | None) -> Keys:
+    if given is not None:
+        read = partial(Keyring.existing, given)
+    elif beside is not None:
+        Keyring.load(beside)  # makes the file
+        read = partial(Keyring.existing, beside, follows_links=False)
+    else:
+        await trio.lowlevel.checkpoint()
+        return Keys(Keyring.load(None), None)
+    return Keys(await trio.to_thread.run_sync(read), partial(trio.to_thread.run_sync, read))
+
+
+async def _keys_of_store(store: Any, place: Place) -> Keys:
+    """The keys that the store has. The first replica makes them."""
+    if place.key_file is not None:
+        return await _keys_of_file(place.key_file, None)
+    where = without_secrets(str(place.journal))
+
+    async def read() -> Keyring:
+        content = await store.keys()
+        if content is None:
+            raise JournalUnusable(f"{where} has no keys any more: restore them, or restart.")
+        return Keyring.parse(content, f"{where}, under its keys,")
+
+    if await store.keys() is None:
+        await store.save_keys(new_keys(), replaces=None)  # unless another replica was faster
+    return Keys(await read(), read)

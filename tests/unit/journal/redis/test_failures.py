@@ -1,0 +1,392 @@
+"""A journal on a store that stops, restarts, loses its last writes or fails over."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from streams.errors import Conflict, Fenced, Full, Gone, JournalError, JournalUnusable, Unavailable
+from streams.journal.contract import Journal
+from streams.journal.records import Ack, Append, Close, Create, Forget, Outcome, Restore
+from streams.journal.redis import open_redis_journal
+from streams.journal.redis.writer import JUMP
+from streams.messages import Run
+from tests.rigs.journals import PLENTY, append, applied, as_one, lines, read_all, record, until_done
+from tests.rigs.redis_servers import KINDS, Server, running
+
+PATIENCE_S = 60.0
+QUICK_S = 0.3  # for a call of a store that does not answer
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    with running(request.param, tmp_path / "server", "--appendonly", "yes") as server:
+        yield server
+
+
+@contextmanager
+def with_replica(server: Server) -> Iterator[Server]:
+    folder = server.folder.parent / "replica"
+    with running(server.kind, folder, "--appendonly", "yes") as replica:
+        replica.follow(server)
+        yield replica
+
+
+async def claimed_by(journal: Journal, owner: str) -> list[str]:
+    streams: list[str] = []
+    while piece := await journal.claim(owner):
+        streams += [each.stream for each in piece]
+    return streams
+
+
+async def test_a_killed_store_that_comes_back_has_every_commit(server: Server) -> None:
+    async with open_redis_journal(server.url, call_s=1.0) as journal:
+        await applied(journal, Create(record()), append(1, 3))
+        server.kill()
+        with pytest.raises(Unavailable):
+            await journal.commit([append(4, 4)])
+        with pytest.raises(Unavailable):
+            await journal.read("s", 0, bytes_max=PLENTY)
+        server.start()
+        await until_done(lambda: applied(journal, append(4, 4)))
+        assert await read_all(journal) == lines(1, 4).body
+        assert await journal.renew()
+
+
+async def test_a_store_that_does_not_answer_is_unavailable_in_time(server: Server) -> None:
+    async with open_redis_journal(server.url, call_s=QUICK_S) as journal:
+        await applied(journal, Create(record()), append(1, 3))
+        server.pause()
+        try:
+            with trio.fail_after(PATIENCE_S):
+                for call in (
+                    lambda: journal.commit([append(4, 4)]),
+                    journal.renew,
+                    lambda: journal.find("s"),
+                    lambda: journal.claim("nobody"),
+                    lambda: journal.post("s", b"1"),
+                ):
+                    with pytest.raises(Unavailable):
+                        await call()
+        finally:
+            server.resume()
+        # The store may make the commit now that was given up.
+        await until_done(lambda: applied(journal, append(4, 4), append(5, 5)))
+        assert await read_all(journal) == lines(1, 5).body
+
+
+async def test_a_commit_that_was_given_up_is_not_made_after_a_later_one(server: Server) -> None:
+    async with open_redis_journal(server.url, call_s=QUICK_S) as journal:
+        for n in range(3):
+            server.pause()
+            with pytest.raises(Unavailable):
+                await journal.commit([Create(record(f"s{n}"))])
+            server.resume()
+            await until_done(lambda n=n: applied(journal, Create(record(f"s{n}"))))
+            await applied(journal, Forget(f"s{n}", 1))
+            assert await journal.find(f"s{n}") is None
+
+
+async def test_a_cancelled_commit_leaves_no_wrong_memory(server: Server) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, Create(record()))
+        for n in range(1, 30):
+            with trio.move_on_after(0.0005 * (n % 5)):
+                await journal.commit([append(n, n)])
+            await applied(journal, append(n, n))
+        assert await read_all(journal) == lines(1, 29).body
+
+
+async def test_what_the_store_has_lost_is_applied_again(server: Server) -> None:
+    with with_replica(server) as replica:
+        async with open_redis_journal(server.url, call_s=1.0) as journal:
+            await applied(journal, Create(record("a")), Create(record()), append(1, 3))
+            await _caught_up(server, replica)
+            replica.promote()  # which hears nothing of what comes
+            await applied(journal, append(4, 6), Ack("s", 1, 2), Forget("a", 1))
+            await applied(journal, Create(record("b")), append(1, 2, stream="b"))
+            _fail_over(server, replica)
+            await until_done(lambda: applied(journal, append(7, 7)))
+            assert await read_all(journal, 2) == lines(3, 7).body
+            assert await journal.find("a") is None
+            assert as_one(await journal.read("b", 0, bytes_max=PLENTY)) == lines(1, 2)
+            found = await journal.find("s")
+            assert found
+            assert (found.last, found.acked, found.lost) == (7, 2, None)
+
+
+async def test_a_loss_is_noticed_by_a_renewal(server: Server) -> None:
+    with with_replica(server) as replica:
+        async with open_redis_journal(server.url, call_s=1.0) as journal:
+            await applied(journal, Create(record()), append(1, 3))
+            await _caught_up(server, replica)
+            replica.promote()  # which hears nothing of what comes
+            await applied(journal, append(4, 6))
+            _fail_over(server, replica)
+            await until_done(journal.renew)
+            assert await read_all(journal) == lines(1, 6).body
+
+
+async def test_an_emptied_store_gets_what_it_had_for_some_seconds(server: Server) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, Create(record(), (b"n" * 16,)), append(1, 3))
+        await journal.follow("s")
+        server.ask("FLUSHALL")
+        await applied(journal, append(4, 4))
+        assert await read_all(journal) == lines(1, 4).body
+        assert await journal.named(b"n" * 16) == "s"
+        assert journal.replica in (await journal.renew() or {})
+
+
+async def test_what_is_older_than_the_memory_is_restored_as_lost(server: Server) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, Create(record()), append(1, 3))
+        known = await journal.find("s")
+        assert known
+        journal._writer._recent.drop_all()
+        server.ask("FLUSHALL")
+        [answer] = await journal.commit([append(4, 4)])
+        assert isinstance(answer, Gone)
+        await applied(journal, Restore(1, known), append(4, 4))
+        found = await journal.find("s")
+        assert found
+        assert (found.last, found.lost) == (4, (1, 3))
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == lines(4, 4)
+
+
+async def test_lines_that_were_partly_lost_leave_a_gap(server: Server) -> None:
+    with with_replica(server) as replica:
+        async with open_redis_journal(server.url, call_s=1.0) as journal:
+            await applied(journal, Create(record()), append(1, 3))
+            await _caught_up(server, replica)
+            replica.promote()  # which hears nothing of what comes
+            await applied(journal, append(4, 6))
+            known = await journal.find("s")
+            assert known
+            journal._writer._recent.drop_all()
+            _fail_over(server, replica)
+            answers: list[JournalError | None] = []
+
+            async def late() -> None:
+                answers[:] = await journal.commit([append(7, 7)])
+
+            await until_done(late)
+            assert isinstance(answers[0], Conflict)
+            await applied(journal, Restore(1, known), append(7, 7))
+            assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == lines(1, 3)
+            assert as_one(await journal.read("s", 3, bytes_max=PLENTY)) == lines(7, 7)
+
+
+async def test_a_claim_after_a_failover_leaves_numbers_out(server: Server) -> None:
+    with with_replica(server) as replica:
+        async with open_redis_journal(server.url, call_s=QUICK_S) as dead:
+            await applied(dead, Create(record()), Create(record("t")), append(1, 3))
+            await applied(dead, append(1, 2, stream="t", outcome=Outcome.COMPLETED, ended_at=1.0))
+            await dead.renew()
+            await _caught_up(server, replica)
+            replica.promote()  # which hears nothing of what comes
+            await applied(dead, append(4, 6))
+            _fail_over(server, replica)
+            url = replica.url
+            async with open_redis_journal(url, call_s=1.0) as heir:
+                claimed = {each.stream: each for each in await heir.claim(dead.replica)}
+                live, ended = claimed["s"], claimed["t"]
+                assert (live.last, live.lost) == (3 + JUMP, (4, 3 + JUMP))
+                assert (ended.last, ended.lost) == (2, None)
+                last = live.last
+                await applied(heir, append(last + 1, last + 1, fence=live.fence))
+                assert as_one(await heir.read("s", 0, bytes_max=PLENTY)) == lines(1, 3)
+                after = await heir.read("s", last, bytes_max=PLENTY)
+                assert as_one(after) == lines(last + 1, last + 1)
+
+
+async def test_a_claim_leaves_no_number_out_where_nothing_was_lost(server: Server) -> None:
+    async with (
+        open_redis_journal(server.url) as dead,
+        open_redis_journal(server.url) as heir,
+    ):
+        await applied(dead, Create(record()), append(1, 3))
+        await dead.renew()
+        server.kill()  # with appendfsync always
+        server.start()
+        await until_done(heir.renew)
+        claimed: list[object] = []
+
+        async def claim() -> None:
+            claimed.extend(await heir.claim(dead.replica))
+
+        await until_done(claim)
+        assert [(each.last, each.lost) for each in claimed] == [(3, None)]  # type: ignore[attr-defined]
+
+
+async def test_an_owner_that_has_seen_the_new_store_vouches_for_its_streams(
+    tmp_path: Path,
+) -> None:
+    settings = ("--appendonly", "yes", "--appendfsync", "everysec")
+    with running("redis", tmp_path, *settings) as server:
+        async with (
+            open_redis_journal(server.url) as one,
+            open_redis_journal(server.url) as two,
+        ):
+            await applied(one, Create(record()), append(1, 3))
+            await one.renew()
+            server.kill()
+            server.start()
+            await until_done(one.renew)
+            await until_done(lambda: applied(one, append(4, 4)))
+            await until_done(one.renew)
+            await until_done(two.renew)
+            [claimed] = await two.claim(one.replica)
+            assert (claimed.last, claimed.lost) == (4, None)
+
+
+async def test_a_replica_whose_streams_were_claimed_is_fenced_and_goes_on(server: Server) -> None:
+    async with (
+        open_redis_journal(server.url) as one,
+        open_redis_journal(server.url) as two,
+    ):
+        await applied(one, Create(record()), append(1, 2))
+        first = one.replica
+        assert await claimed_by(two, first) == ["s"]
+        assert [type(a) for a in await one.commit([append(3, 3)])] == [Fenced]
+        assert await one.renew() is None
+        assert one.replica != first
+        await applied(one, Create(record("t")))
+        await two.follow("t")
+        await applied(one, append(1, 1, stream="t"))
+        assert "t" in (await two.news()).changed
+        assert await two.post("t", b"hello")
+        assert [post.body for post in (await one.news()).posts] == [b"hello"]
+
+
+async def test_two_claimants_get_each_stream_once(server: Server) -> None:
+    async with (
+        open_redis_journal(server.url) as dead,
+        open_redis_journal(server.url) as one,
+        open_redis_journal(server.url) as two,
+    ):
+        names = [f"s{n:03}" for n in range(350)]
+        await applied(dead, *(Create(record(name, number=n + 1)) for n, name in enumerate(names)))
+        got: list[str] = []
+
+        async def claim(journal: Journal) -> None:
+            got.extend(await claimed_by(journal, dead.replica))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(claim, one)
+            nursery.start_soon(claim, two)
+        assert sorted(got) == names
+
+
+async def test_news_that_were_missed_are_all(server: Server) -> None:
+    async with (
+        open_redis_journal(server.url, call_s=1.0) as one,
+        open_redis_journal(server.url, call_s=1.0) as two,
+    ):
+        await applied(one, Create(record()))
+        await two.follow("s")
+        server.ask("CLIENT", "KILL", "TYPE", "PUBSUB")
+        with trio.fail_after(PATIENCE_S):
+            assert (await two.news()).is_all
+            await until_done(lambda: applied(one, append(1, 1)))
+            while "s" not in (await two.news()).changed:
+                pass
+
+
+async def test_a_full_store_takes_what_frees_memory(tmp_path: Path) -> None:
+    with running("redis", tmp_path, "--maxmemory", "16mb") as server:
+        async with open_redis_journal(server.url) as journal:
+            body = b"x" * 200_000 + b"\n"
+            await applied(journal, Create(record()), Create(record("t")))
+            n = await _fill(journal, body)
+            with trio.fail_after(PATIENCE_S):
+                while journal.shortage is None:
+                    await trio.sleep(0.01)
+            assert journal.shortage.is_severe
+            assert journal.shortage.limit == 16 * 1024 * 1024
+            assert await journal.renew()
+            await applied(journal, Ack("s", 1, n - 1), Close("t", 1, Outcome.CANCELLED, 1.0))
+            await until_done(lambda: applied(journal, Append("s", 1, Run(n, 1, body), 0, 0)))
+            with trio.fail_after(PATIENCE_S):
+                while journal.shortage is not None:
+                    await trio.sleep(0.01)
+
+
+async def test_limits_count_what_is_kept(server: Server) -> None:
+    body = b"x" * 9_999 + b"\n"
+    async with (
+        open_redis_journal(server.url, bytes_max=100_000, anonymous_bytes_max=100_000) as journal,
+        open_redis_journal(server.url, bytes_max=100_000) as heir,
+    ):
+        anonymous = replace(record("a"), principal="session(x)")
+        await applied(journal, Create(record()), Create(anonymous))
+        for n in range(1, 10):
+            await applied(journal, Append("s", 1, Run(n, 1, body), 0, 0))
+        assert journal.shortage
+        assert journal.anonymous_shortage is None
+        assert journal.shortage.limit == 100_000
+        [_, claimed] = await heir.claim(journal.replica)
+        await applied(heir, Ack("s", claimed.fence, 9), Forget("s", claimed.fence))
+        assert heir.shortage is None
+        for n in range(1, 10):
+            await applied(heir, Append("a", 2, Run(n, 1, body), 0, 0))
+        await journal.renew()
+        await applied(journal, Create(record("z")))
+        assert journal.anonymous_shortage
+        await applied(heir, Forget("a", 2))
+        await applied(journal, Forget("z", 1))
+        assert await heir.commit([]) == []
+        assert (journal._writer.bytes, journal._writer.anonymous_bytes) == (0, 0)
+
+
+async def test_functions_that_are_gone_are_loaded_again(server: Server) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, Create(record()))
+        server.ask("FUNCTION", "FLUSH")
+        await applied(journal, append(1, 3))
+        server.ask("FUNCTION", "FLUSH")
+        assert await read_all(journal) == lines(1, 3).body
+
+
+async def test_a_server_that_becomes_a_replica_is_unavailable(server: Server) -> None:
+    with with_replica(server) as replica:
+        async with open_redis_journal(server.url, call_s=1.0) as journal:
+            await applied(journal, Create(record()))
+            await _caught_up(server, replica)
+            replica.promote()
+            server.ask("REPLICAOF", "127.0.0.1", str(replica.port))
+            with pytest.raises((Unavailable, JournalUnusable)) as caught:
+                await journal.commit([append(1, 1)])
+            assert isinstance(caught.value, Unavailable)
+
+
+async def _fill(journal: Journal, body: bytes) -> int:
+    """Append until the store is full. Returns the seq that found no room."""
+    for n in range(1, 200):
+        try:
+            await applied(journal, Append("s", 1, Run(n, 1, body), 0, 0))
+        except Full:
+            return n
+    raise AssertionError("the store takes everything")
+
+
+async def _caught_up(server: Server, replica: Server) -> None:
+    """Wait until a replica has every write so far."""
+    with trio.fail_after(PATIENCE_S):
+        while _offset(server) != _offset(replica):
+            await trio.sleep(0.01)
+
+
+def _offset(server: Server) -> bytes:
+    answer = server.ask("INFO", "replication")
+    [line] = [each for each in answer.splitlines() if each.startswith(b"master_repl_offset")]
+    return line
+
+
+def _fail_over(server: Server, replica: Server) -> None:
+    """The replica, which is behind, takes the place of the primary, on its port."""
+    server.kill()
+    replica.take_place_of(server)
