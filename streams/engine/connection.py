@@ -823,6 +823,21 @@ class Connection:
         elif delivery.position < state.durable and not delivery.is_held:
             self.ready[delivery] = None
 
+    async def _look_for_lost(self, delivery: Delivery, position: int) -> None:
+        """Nothing follows in the journal, of a stream of which more was durable.
+
+        In a shared journal its store may have lost it, or another replica has the stream by now.
+        """
+        if not self._journal.replica:
+            raise Missing(position + 1, delivery.stream.state.durable)
+        record = await self._journal.find(delivery.stream.id)
+        if delivery.is_over:
+            return
+        if record is None or record.trimmed > position:
+            delivery.hang_up()
+        else:
+            delivery.fail(refusal("messages_gone", earliestSeq=record.last + 1))
+
     async def _read_runs(self, delivery: Delivery, share: int) -> Sequence[Run]:
         """The runs that follow the delivery's position.
 
@@ -841,8 +856,10 @@ class Connection:
                 raise
         if not delivery.is_over and position < state.delivered:
             delivery.fail(refusal("messages_gone", earliestSeq=state.delivered + 1))
+        if runs and runs[0].seq > position + 1 and not delivery.is_over:  # see `Record.lost`
+            delivery.fail(refusal("messages_gone", earliestSeq=runs[0].seq))
         if not (runs or delivery.is_over):
-            raise Missing(position + 1, state.durable)
+            await self._look_for_lost(delivery, position)
         return runs
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:

@@ -148,6 +148,7 @@ class Replicas:
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
+        self._adoptions: dict[str, trio.Event] = {}  # that are under way
         self._send, self._outbox = trio.open_memory_channel[tuple[str, str, bytes]](math.inf)
         self._claims: dict[str, None] = {"": None}  # owners whose streams are free
         self._has_claims = trio.Event()
@@ -287,7 +288,23 @@ class Replicas:
             await self.adopt(record)
 
     async def adopt(self, record: Record) -> Stream:
-        """Hold a stream that this replica owns from now on, whose handler nobody runs."""
+        """Hold a stream that this replica owns from now on, whose handler nobody runs.
+
+        A client may ask for the stream while it is being taken over: that is done once.
+        """
+        while (under_way := self._adoptions.get(record.stream)) is not None:
+            await under_way.wait()
+            stream = self._streams.index.get(record.stream)
+            if stream is not None and stream.record.fence >= record.fence:
+                return stream
+        done = self._adoptions[record.stream] = trio.Event()
+        try:
+            return await self._adopt_now(record)
+        finally:
+            del self._adoptions[record.stream]
+            done.set()
+
+    async def _adopt_now(self, record: Record) -> Stream:
         waiting = self._adopting.setdefault(record.stream, [])
         grants = await patiently(partial(self._journal.grants, record.stream))
         followed = self._followed.pop(record.stream, None)
