@@ -49,7 +49,7 @@ class Copy(msgspec.Struct):
 
 
 class SharedStore:
-    """What all replicas share."""
+    """The state that all replicas share."""
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self.lease_s = lease_s
@@ -82,7 +82,7 @@ class SharedStore:
         return replica
 
     def copy(self) -> "Copy":
-        """What another server would have that gets all changes up to now, and none after."""
+        """The state of another server that gets all changes up to now, and none after."""
         return copy.deepcopy(Copy(self.kept, self.counts, self.posts, self.epochs))
 
     def go_back(self, to: "Copy") -> None:
@@ -249,7 +249,7 @@ class SharedMemoryJournal:
         if change.stream is None:
             return kept._commit_one(change)
         before = self._store.records.get(change.stream)
-        if before is None and isinstance(change, Create | Restore):
+        if isinstance(change, Restore) or (before is None and isinstance(change, Create)):
             if self._replica not in self._store.counts:
                 return Fenced(f"the streams of {self._replica} were claimed: renew first")
             record = msgspec.structs.replace(change.record, owner=self._replica)
@@ -297,7 +297,7 @@ class SharedMemoryJournal:
         return await self._store.kept.count_sessions(principal)
 
     async def aclose(self) -> None:
-        """Leave the store. What this replica owns stays its own until it is claimed."""
+        """Leave the store. The streams of this replica stay its own until they are claimed."""
         await trio.lowlevel.checkpoint()
         if self in self._store.listeners:
             self._store.lose(self)

@@ -175,6 +175,17 @@ def shared_plan_of(chance: random.Random, seed: int) -> Plan:
     return msgspec.structs.replace(plan_of(chance, seed), journal="shared", sharing=sharing)
 
 
+def lossless(first: int, count: int) -> list[int]:
+    """The seeds from `first` on in which replicas share a store that loses nothing."""
+    seeds = range(first, first + 4 * count)
+    return [seed for seed in seeds if not _is_forgetful(seed)][:count]
+
+
+def _is_forgetful(seed: int) -> bool:
+    sharing = shared_plan_of(random.Random(seed), seed).sharing
+    return sharing is not None and sharing.is_forgetful
+
+
 def _part(chance: random.Random, key: str, until_s: float, *, may_be_plain: bool) -> Part:
     is_plain = may_be_plain and chance.random() < 0.35
     dialects = [("streams",), ("resumableRequests",)]

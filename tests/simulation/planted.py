@@ -26,7 +26,6 @@ from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.log import Tail, Tails
 from streams.messages import Run
 from streams.server.tools import Tool
-from tests.rigs import shared_memory
 from tests.rigs.shared_memory import SharedMemoryJournal, SharedStore
 from tests.simulation.shared import ReplicaJournal
 
@@ -344,18 +343,6 @@ def a_lease_is_not_renewed_under_load(patch: pytest.MonkeyPatch) -> None:
 
 
 @shared_plant
-def a_lost_number_is_used_again(patch: pytest.MonkeyPatch) -> None:
-    """Who takes over a stream goes on with the number that its store knows, after a failover."""
-    patch.setattr(shared_memory, "_skipped", lambda record: record)
-
-
-@shared_plant
-def a_restored_record_has_the_numbers_of_the_store(patch: pytest.MonkeyPatch) -> None:
-    """An owner that puts a record back goes on behind the lines that the store still has."""
-    patch.setattr(records, "_restored", _restored_as_stored)
-
-
-@shared_plant
 def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
     """The end of a stream wakes no replica that follows it."""
     publish = SharedStore.publish
@@ -365,12 +352,6 @@ def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
             publish(store, stream)
 
     patch.setattr(SharedStore, "publish", publish_while_live)
-
-
-@shared_plant
-def a_subscription_is_not_renewed(patch: pytest.MonkeyPatch) -> None:
-    """A replica that was cut off from the store hears no more of what it followed until then."""
-    patch.setattr(SharedMemoryJournal, "lose_news", lambda journal: journal._followed.clear())
 
 
 @shared_plant
@@ -396,8 +377,3 @@ def an_heir_takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
         look_at(replicas, counts)
 
     patch.setattr(Replicas, "_look_at", look_once)
-
-
-def _restored_as_stored(record: Record | None, change: Restore) -> Record:
-    known = change.record
-    return replace(known, last=known.acked if record is None else record.last)

@@ -293,7 +293,9 @@ class Replicas:
             case "cut":
                 self._network.cut_channel(job.channel)
             case "full":
-                await replica.journal.be_cut(self._world.chance.uniform(0.1, 1.0))
+                await replica.journal.be_cut(
+                    self._world.chance.uniform(0.1, 0.3) * self._sharing.lease_s
+                )
 
     # Rules
 
