@@ -863,8 +863,10 @@ class Connection:
         record, position = await self._journal.find(delivery.stream.id), delivery.position
         if record is not None and record.trimmed > position:
             delivery.fail(refusal("messages_gone", earliestSeq=record.trimmed + 1))
-        else:
-            raise Unavailable(str(gap)) from gap
+            return
+        if record is None:  # another replica has it now, and has forgotten it
+            delivery.hang_up()
+        raise Unavailable(str(gap)) from gap
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True

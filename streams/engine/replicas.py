@@ -441,13 +441,13 @@ class Replicas:
             self._receive(post)
         if news.has_released:
             self._claim("")
-        changed = news.changed
+        changed = sorted(news.changed)  # so that a simulation repeats
         if news.is_all:
-            changed = frozenset(self._followed)
+            changed = list(self._followed)
             self._streams.sessions.doubt()
             self._claim("")
             self._nursery.start_soon(self._check_own)
-        for stream_id in sorted(changed):  # so that a simulation repeats
+        for stream_id in changed:
             if (stream := self._followed.get(stream_id)) is not None:
                 self._refresh_soon(stream)
 
