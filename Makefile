@@ -39,6 +39,7 @@ imports: $(READY)
 # A million virtual seconds: about ten minutes of two cores.
 simulate: $(READY)
 	$(BIN)/python -m tests.simulation --seeds 2000 --seconds 500 --jobs 2
+	$(BIN)/python -m tests.simulation --replicas --seeds 1000 --jobs 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -6,6 +6,7 @@ import msgspec
 
 MIB = 1024 * 1024
 DAY_S = 86_400.0
+LEASE_S = 2.0  # of a replica, unless it is said otherwise
 JOURNAL_BYTES_MIN = 16 * MIB  # less has no room for a few long messages and their WAL
 _MAY_BE_ZERO = (
     "journal_bytes_max",

@@ -5,7 +5,7 @@ from pathlib import Path
 from streams.cli.base import app, complain
 from streams.cli.serving import LEASE_MAX_S, LEASE_MIN_S, Seconds
 from streams.journal.addresses import is_url, without_secrets
-from streams.process.options import LEASE_S
+from streams.limits import LEASE_S
 
 
 @app.command

@@ -12,15 +12,8 @@ from cyclopts import Parameter
 
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, is_url
-from streams.limits import Durability, Limits
-from streams.process.options import (
-    LEASE_S,
-    Auth,
-    CannotServe,
-    KeepCancelled,
-    Options,
-    Patience,
-)
+from streams.limits import LEASE_S, Durability, Limits
+from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
 
 # A shorter lease than this expires while a busy machine runs other processes; a longer silence than
 # an hour is one that a client does not wait for.

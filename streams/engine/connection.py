@@ -841,14 +841,32 @@ class Connection:
         runs: Sequence[Run] = ()
         try:
             runs = await self._journal.read(delivery.stream.id, position, bytes_max=share)
-        except Missing:
+        except Missing as gap:
             if not delivery.is_over and position >= state.delivered:
-                raise
+                await self._explain(delivery, gap)
         if not delivery.is_over and position < state.delivered:
             delivery.fail(refusal("messages_gone", earliestSeq=state.delivered + 1))
         if not (runs or delivery.is_over):
-            raise Missing(position + 1, state.durable)
+            await self._explain(delivery, Missing(position + 1, state.durable))
+        if runs and runs[0].seq > position + 1 and not delivery.is_over:
+            delivery.fail(refusal("messages_gone", earliestSeq=runs[0].seq))
         return runs
+
+    async def _explain(self, delivery: Delivery, gap: Missing) -> None:
+        """Lines are missing. In a shared journal another client of the stream may have acked them,
+        or the store has lost them, or its owner is about to put them back.
+
+        Raises `Unavailable`, so that the delivery goes on later, unless it was ended.
+        """
+        if not self._journal.replica:
+            raise gap
+        record, position = await self._journal.find(delivery.stream.id), delivery.position
+        if record is not None and record.trimmed > position:
+            delivery.fail(refusal("messages_gone", earliestSeq=record.trimmed + 1))
+            return
+        if record is None:  # another replica has it now, and has forgotten it
+            delivery.hang_up()
+        raise Unavailable(str(gap)) from gap
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True

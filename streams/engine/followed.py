@@ -43,6 +43,7 @@ class FollowedStream(Stream):
         "_reported",
         "is_refreshing",
         "owner",
+        "refreshed_at",
         "seen_at",
     )
 
@@ -67,6 +68,7 @@ class FollowedStream(Stream):
         )
         self.owner = record.owner
         self.seen_at = trio.current_time()  # when a client was attached to it last
+        self.refreshed_at = self.seen_at  # when its record was read last
         self.is_refreshing = False  # whether its record will be read again
         self.is_recorded = True
         self.state.idle_since = trio.current_time()
@@ -91,6 +93,7 @@ class FollowedStream(Stream):
     def view(self, view: posts.View) -> None:
         """Take over what the owner has told."""
         state = self.state
+        state.last = state.durable = max(state.durable, view.durable)
         state.learn(view.delivered, view.handed)
         if view.idle_s is not None and self.delivery is None:
             state.idle_since = trio.current_time() - view.idle_s

@@ -27,6 +27,7 @@ class Elsewhere(msgspec.Struct):
 
 SLOTS: Final = 256  # with 16 digits of microseconds, numbers have 18 digits
 RENAMED_AT_ONCE: Final = 500  # in about 5 ms
+
 NOTHING_ELSEWHERE: Final = Elsewhere()
 _number = attrgetter("number")
 

@@ -691,3 +691,6 @@ def _check_cursor(stream: Stream, after: int | None) -> None:
         raise refusal("cursor_ahead", lastSeq=stream.state.durable)
     if after < stream.state.delivered:
         raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
+    lost = stream.record.lost
+    if lost is not None and lost[0] - 1 <= after < lost[1]:
+        raise refusal("messages_gone", earliestSeq=lost[1] + 1)

@@ -140,6 +140,7 @@ class View(_Post, frozen=True):
     is_known: bool = True  # False: the sender does not own the stream
     delivered: int = 0
     handed: int = 0
+    durable: int = 0
     idle_s: float | None = None  # since it was attached last; None while it is
     asked: int = 0
     is_reachable: bool = True

@@ -157,6 +157,7 @@ class Replicas:
         self._engine = engine
         self._followed: dict[str, FollowedStream] = {}
         self._looks: dict[int, _Looking] = {}
+        self._turns: dict[str, trio.Lock] = {}
         self._adopted: dict[str, float] = {}  # streams that were taken over not long ago
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
@@ -207,7 +208,7 @@ class Replicas:
                     self._lose_all()
                 else:
                     self._look_at(counts)
-            self._forget_idle()
+            self._look_after_followed()
             await trio.sleep(pause_s)
 
     def _missed_beat(self, trouble: Exception) -> None:
@@ -261,8 +262,11 @@ class Replicas:
         self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
         self._seen.clear()
 
-    def _forget_idle(self) -> None:
-        """Follow no stream any more that no client is attached to."""
+    def _look_after_followed(self) -> None:
+        """Follow no stream any more that no client is attached to; read the others now and then.
+
+        So news that were lost, for whatever reason, delay a message for one lease at most.
+        """
         oldest = trio.current_time() - 2 * self._journal.lease_s
         self._adopted = {each: at for each, at in self._adopted.items() if at > oldest}
         for stream_id, stream in list(self._followed.items()):
@@ -271,10 +275,14 @@ class Replicas:
             if is_idle and trio.current_time() - stream.seen_at > self._journal.lease_s:
                 del self._followed[stream_id]
                 self._nursery.start_soon(self._unfollow, stream_id)
+            elif trio.current_time() - stream.refreshed_at > self._journal.lease_s:
+                self._refresh_soon(stream)
 
     async def _unfollow(self, stream_id: str) -> None:
         try:
             await self._journal.unfollow(stream_id)
+            if stream_id in self._followed:  # again, meanwhile
+                await self._journal.follow(stream_id)
         except Unavailable as trouble:  # its news are ignored
             log.debug("a stream is still followed", why=str(trouble))
 
@@ -302,15 +310,26 @@ class Replicas:
         log.info("took over calls", streams=len(records))
         for record in records:
             self._adopting.setdefault(record.stream, [])
-        for record in records:
-            await self.adopt(record)
+        async with trio.open_nursery() as nursery:
+            for record in records:
+                nursery.start_soon(self.adopt, record)
 
     async def adopt(self, record: Record) -> Stream:
-        """Hold a stream that this replica owns from now on, whose handler nobody runs."""
+        """Hold a stream that this replica owns from now on, whose handler no replica runs.
+
+        It may have been claimed and asked for at once: then it is taken over once.
+        """
+        async with self._turns.setdefault(record.stream, trio.Lock()):
+            former = self._streams.index.get(record.stream)
+            if former is None or former.record.fence < record.fence:
+                former = await self._take_over(record, former)
+        self._turns.pop(record.stream, None)
+        return former
+
+    async def _take_over(self, record: Record, former: Stream | None) -> Stream:
         waiting = self._adopting.setdefault(record.stream, [])
         grants = await patiently(partial(self._journal.grants, record.stream))
         followed = self._followed.pop(record.stream, None)
-        former = self._streams.index.get(record.stream)
         if former is not None:  # of an older lease
             self._streams.lose(former)
         stream = self._streams.adopt(record, grants)
@@ -320,7 +339,7 @@ class Replicas:
         if followed is not None:
             _move(followed.delivery, stream, is_kept=self._streams.index.get(stream.id) is stream)
             await self._unfollow(record.stream)
-        del self._adopting[record.stream]
+        self._adopting.pop(record.stream, None)
         self._adopted[record.stream] = trio.current_time()
         for number, look in self._looks.items():
             if look.stream.id == record.stream:
@@ -384,7 +403,8 @@ class Replicas:
         stream = self._followed.get(stream_id)
         if stream is None:
             return
-        record = await patiently(partial(self._journal.find, stream_id))
+        stream.refreshed_at = trio.current_time()
+        record = await patiently(partial(self._journal.follow, stream_id))
         if self._followed.get(stream_id) is not stream:
             return
         if record is None:
@@ -421,13 +441,13 @@ class Replicas:
             self._receive(post)
         if news.has_released:
             self._claim("")
-        changed = news.changed
+        changed = sorted(news.changed)  # so that a simulation repeats
         if news.is_all:
-            changed = frozenset(self._followed)
+            changed = list(self._followed)
             self._streams.sessions.doubt()
             self._claim("")
             self._nursery.start_soon(self._check_own)
-        for stream_id in sorted(changed):  # so that a simulation repeats
+        for stream_id in changed:
             if (stream := self._followed.get(stream_id)) is not None:
                 self._refresh_soon(stream)
 
@@ -689,6 +709,7 @@ def _view(stream: Stream, request: int) -> posts.View:
         request=request,
         delivered=state.delivered,
         handed=state.handed,
+        durable=state.durable,
         idle_s=idle_s,
         asked=stream.asked,
         is_reachable=stream.is_reachable,

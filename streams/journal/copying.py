@@ -69,15 +69,13 @@ async def copy_journal(
     """
     if await _has_anything(target):
         raise JournalUnusable("the target is not empty")
-    last = (await source.totals()).last_number
     writer = _Writer(target)
     sessions, grants = await source.sessions()
     for session in sessions:
         await writer.add(SaveSession(session), len(session.capabilities))
-    walk = Walk(source)
+    walk = Walk(source, lambda done, total: on_progress(done, 2 * total))
     while found := await walk.next():
         record, names = found
-        on_progress(record.number, 2 * last)
         if not target.replica and _settled(record).lost is not None:
             raise JournalUnusable(
                 f"stream {record.number} lacks messages that its store has lost, and only a store "
@@ -87,7 +85,7 @@ async def copy_journal(
     for grant in grants:  # behind all streams, in the order in which they were saved
         await writer.add(SaveGrant(grant))
     await writer.flush()
-    return await _compare(source, target, lambda number: on_progress(last + number, 2 * last))
+    return await _compare(source, target, lambda done, total: on_progress(total + done, 2 * total))
 
 
 async def _has_anything(journal: Whole) -> bool:
@@ -96,12 +94,16 @@ async def _has_anything(journal: Whole) -> bool:
 
 
 class Walk:
-    """Goes through all streams of a journal."""
+    """Goes through all streams of a journal.
 
-    def __init__(self, journal: Whole) -> None:
+    Numbers may be dense or far apart: `on_progress` is given the part that lies behind.
+    """
+
+    def __init__(self, journal: Whole, on_progress: Progress = lambda done, total: None) -> None:
         self._journal = journal
+        self._on_progress = on_progress
         self._page: deque[Named] = deque()
-        self._after = 0
+        self._after = self._first = self._last = 0
 
     async def next(self) -> Named | None:
         """The next stream; None behind the last one."""
@@ -110,7 +112,12 @@ class Walk:
         if not self._page:
             return None
         found = self._page.popleft()
-        self._after = found[0].number
+        number = found[0].number
+        if not self._after:
+            self._first, self._last = number, (await self._journal.totals()).last_number
+        self._last = max(self._last, number)  # streams may begin meanwhile
+        self._after = number
+        self._on_progress(number - self._first, self._last - self._first + 1)
         return found
 
 
@@ -229,13 +236,12 @@ async def read_kept(journal: Journal, stream: str, after: int, last: int) -> Seq
 # The comparison
 
 
-async def _compare(source: Whole, target: Whole, on_stream: Callable[[int], object]) -> Copied:
+async def _compare(source: Whole, target: Whole, on_progress: Progress) -> Copied:
     """Count what both have. Raises `JournalUnusable` at the first difference."""
     found = Copied()
-    walk = Walk(source)
+    walk = Walk(source, on_progress)
     while each := await walk.next():
         record, names = each
-        on_stream(record.number)
         copied = await target.find(record.stream)
         if copied is None or _settled(copied) != _settled(record):
             raise _differs(record, "its record differs")

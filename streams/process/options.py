@@ -12,7 +12,7 @@ from typing import Final, Literal
 import msgspec
 
 from streams.journal.addresses import without_secrets
-from streams.limits import Durability
+from streams.limits import LEASE_S, Durability
 
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
@@ -24,8 +24,6 @@ ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
 REAPING_S: Final = 1.0  # from a SIGKILL of the last child to the end of all tasks about it
 
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"  # the bearer token that commands send
-
-LEASE_S: Final = 2.0  # of a replica, unless --lease says otherwise
 
 NAME_LETTERS_MAX: Final = 500  # of a command in the hello, which has 4 KiB
 

@@ -166,7 +166,7 @@ async def _serve(
             await nursery.start(_serve_websocket, running, options, guard, sockets)
         if options.http is not None:
             await nursery.start(_serve_http, running, options, guard, sockets)
-        health.why_not = partial(_unready, running.engine)
+        health.why_not = lambda: running.engine.unready
         notices.ready()
         if fds is not None:
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
@@ -240,10 +240,6 @@ async def _ending(
     finally:
         health.stop()
         notices.stopping()
-
-
-def _unready(engine: Any) -> str:
-    return str(getattr(engine, "unready", ""))
 
 
 Stop = Callable[[signal.Signals], Awaitable[None]]

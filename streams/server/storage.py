@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import trio
@@ -20,10 +20,8 @@ from streams.journal.memory import MemoryJournal
 from streams.journal.ownership import key_path
 from streams.journal.sqlite import open_sqlite_journal
 from streams.keys import Keyring, new_keys
-from streams.limits import Durability, Limits
+from streams.limits import LEASE_S, Durability, Limits
 from streams.logs import log
-
-LEASE_S: Final = 2.0
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

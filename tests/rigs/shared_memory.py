@@ -4,6 +4,7 @@ A `SharedStore` has the data, as a Redis server would. Each replica has a `Share
 it. Nothing in it is random, so a test under trio's mock clock runs the same way each time.
 """
 
+import copy
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -16,13 +17,14 @@ import trio
 from streams.errors import Fenced, JournalError, Unavailable
 from streams.journal.contract import News, Post, Shortage, Totals
 from streams.journal.memory import MemoryJournal
-from streams.journal.records import Change, Create, Record, Restore
+from streams.journal.records import Change, Create, Outcome, Record, Restore
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
 from streams.messages import Run
 
 LEASE_S: Final = 2.0
 CLAIMED_AT_ONCE: Final = 2  # streams: few, so that a claim of a test takes several calls
+SKIPPED: Final = 50  # numbers: more than an owner uses within what a store may lose
 
 _number = attrgetter("number")
 _due = attrgetter("due_at", "number")
@@ -37,8 +39,17 @@ class Turn:
         self.is_over = trio.Event()
 
 
+class Copy(msgspec.Struct):
+    """The part of a `SharedStore` that may be lost."""
+
+    kept: MemoryJournal
+    counts: dict[str, int]
+    posts: dict[str, list[Post]]
+    epochs: dict[str, int]
+
+
 class SharedStore:
-    """What all replicas share."""
+    """The state that all replicas share."""
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self.lease_s = lease_s
@@ -48,6 +59,8 @@ class SharedStore:
         self.posts: dict[str, list[Post]] = {"": []}  # of each replica; "": without an owner
         self.turns: dict[bytes, Turn] = {}
         self.listeners: list[SharedMemoryJournal] = []
+        self.epoch = 0  # how often the store has gone back
+        self.epochs: dict[str, int] = {}  # in which each stream was written by its owner
         self._opened = 0
 
     def open(self) -> "SharedMemoryJournal":
@@ -67,6 +80,18 @@ class SharedStore:
         self.posts[replica] = []
         self.renew(replica)
         return replica
+
+    def copy(self) -> "Copy":
+        """The state of another server that gets all changes up to now, and none after."""
+        return copy.deepcopy(Copy(self.kept, self.counts, self.posts, self.epochs))
+
+    def go_back(self, to: "Copy") -> None:
+        """Have what `to` has, as after a failover to a server that is behind."""
+        self.epoch += 1
+        self.kept, self.counts, self.posts, self.epochs = to.kept, to.counts, to.posts, to.epochs
+        self.turns.clear()
+        for journal in self.listeners:
+            journal.lose_news()
 
     def renew(self, replica: str) -> None:
         """Count a renewal."""
@@ -90,6 +115,9 @@ class SharedStore:
         """Give a stream another owner, which has a new fence."""
         fence = record.fence + bool(owner)
         given = msgspec.structs.replace(record, owner=owner, fence=fence)
+        if owner and self.epochs.get(record.stream, 0) < self.epoch:
+            given = _skipped(given)
+            self.epochs[record.stream] = self.epoch
         self.records[record.stream] = given
         self.publish(record.stream)
         return given
@@ -126,6 +154,15 @@ class SharedStore:
     def lapses_at(self, turn: Turn) -> float:
         """When a turn ends unless its holder renews before, in trio's time."""
         return max(turn.since, self.renewed_at.get(turn.holder, 0.0)) + self.lease_s
+
+
+def _skipped(record: Record) -> Record:
+    """The record of a stream whose last owner may have used numbers that the store has lost."""
+    if record.outcome is not Outcome.LIVE:
+        return record
+    first = record.last + 1 if record.lost is None else record.lost[0]
+    last = record.last + SKIPPED
+    return msgspec.structs.replace(record, last=last, lost=(first, last))
 
 
 class SharedMemoryJournal:
@@ -212,7 +249,7 @@ class SharedMemoryJournal:
         if change.stream is None:
             return kept._commit_one(change)
         before = self._store.records.get(change.stream)
-        if before is None and isinstance(change, Create | Restore):
+        if isinstance(change, Restore) or (before is None and isinstance(change, Create)):
             if self._replica not in self._store.counts:
                 return Fenced(f"the streams of {self._replica} were claimed: renew first")
             record = msgspec.structs.replace(change.record, owner=self._replica)
@@ -220,7 +257,11 @@ class SharedMemoryJournal:
         elif before is not None and not isinstance(change, Create) and not self._may(before):
             return Fenced(f"stream {before.stream[:8]}… belongs to {before.owner or 'no replica'}")
         error = kept._commit_one(change)
-        if self._store.records.get(change.stream) is not before:
+        if (after := self._store.records.get(change.stream)) is not before:
+            if after is None:
+                self._store.epochs.pop(change.stream, None)
+            elif after.owner:
+                self._store.epochs[change.stream] = self._store.epoch
             self._store.publish(change.stream)
         return error
 
@@ -256,7 +297,7 @@ class SharedMemoryJournal:
         return await self._store.kept.count_sessions(principal)
 
     async def aclose(self) -> None:
-        """Leave the store. What this replica owns stays its own until it is claimed."""
+        """Leave the store. The streams of this replica stay its own until they are claimed."""
         await trio.lowlevel.checkpoint()
         if self in self._store.listeners:
             self._store.lose(self)
@@ -329,7 +370,7 @@ class SharedMemoryJournal:
 
     async def news(self) -> News:
         await trio.lowlevel.checkpoint()
-        while not (self._changed or self._posts or self._is_all or self._has_released):
+        while not self.has_news:
             self._wake = trio.Event()
             await self._wake.wait()
         news = News(frozenset(self._changed), tuple(self._posts), self._is_all, self._has_released)
@@ -337,6 +378,11 @@ class SharedMemoryJournal:
         self._posts.clear()
         self._is_all = self._has_released = False
         return news
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `news` would return at once."""
+        return bool(self._changed or self._posts or self._is_all or self._has_released)
 
     @property
     def _posts(self) -> list[Post]:

@@ -190,13 +190,17 @@ class Caller:
 
     async def _read(self, process: Process, client: Client, call: RunningCall) -> None:
         job, chance = self._job, self._world.chance
+        waits_since = FOREVER  # for the second message and all later ones
         async for message in call:
             self._take(call, message)
+            self._world.received(job, self._at, process.name, waits_since)
             is_restless = chance.random() < job.part.restlessness
             if is_restless and await self._be_restless(process, client, call):
                 return
+            waits_since = trio.current_time()
         self._keep(call)
         result = await call.result()
+        self._world.received(job, self._at + 1, process.name, waits_since)
         self._world.handed(job, self._at + 1)
         self._world.finished(job, result)
 

@@ -3,29 +3,35 @@
 Each does what a slip in that place would do, and raises nothing itself.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Final
 
 import pytest
+import trio
 from msgspec.structs import replace
 
 from streams.engine import operations
 from streams.engine.connection import Connection, Delivery
 from streams.engine.lifecycle import Event, StreamState
+from streams.engine.replicas import Replicas
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import refusal
 from streams.journal import records
 from streams.journal.memory import MemoryJournal
-from streams.journal.records import Ack, Append, Create, Forget, Record
+from streams.journal.records import Ack, Append, Create, Forget, Outcome, Record, Restore
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.log import Tail, Tails
 from streams.messages import Run
 from streams.server.tools import Tool
+from tests.rigs.shared_memory import SharedMemoryJournal, SharedStore
+from tests.simulation.shared import ReplicaJournal
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: Final[dict[str, Plant]] = {}
+SHARED_PLANTS: Final[dict[str, Plant]] = {}  # of replicas
 
 
 def plant(function: Plant) -> Plant:
@@ -34,12 +40,18 @@ def plant(function: Plant) -> Plant:
     return function
 
 
+def shared_plant(function: Plant) -> Plant:
+    """Register a mistake that shows only with several replicas."""
+    SHARED_PLANTS[function.__name__] = function
+    return function
+
+
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """Apply a mistake, where one is named, for the length of a block."""
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
-            PLANTS[name](patch)
+            (PLANTS | SHARED_PLANTS)[name](patch)
         yield
 
 
@@ -296,3 +308,72 @@ def the_older_wins(patch: pytest.MonkeyPatch) -> None:
             raise refusal("superseded")
 
     patch.setattr(operations, "_displace", displace_none)
+
+
+# Replicas, which `simulate(seed, is_shared=True)` finds
+
+
+@shared_plant
+def a_fence_is_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """Any replica may change a stream, whatever it knows of its owner."""
+    owned, restored = records._owned, records._restored
+
+    def owned_by_any(record: Record | None, change: Any) -> Record:
+        return owned(record, change if record is None else replace(change, fence=record.fence))
+
+    def restored_by_any(record: Record | None, change: Restore) -> Record:
+        return restored(record, change if record is None else replace(change, fence=record.fence))
+
+    patch.setattr(records, "_owned", owned_by_any)
+    patch.setattr(records, "_restored", restored_by_any)
+    patch.setattr(SharedMemoryJournal, "_may", lambda journal, record: True)
+
+
+@shared_plant
+def a_lease_is_not_renewed_under_load(patch: pytest.MonkeyPatch) -> None:
+    """A replica with calls that run does not come to renew its lease."""
+    renew = ReplicaJournal.renew
+
+    async def renew_when_idle(journal: ReplicaJournal) -> Mapping[str, int] | None:
+        while journal.has_calls:
+            await trio.sleep(journal.lease_s)
+        return await renew(journal)
+
+    patch.setattr(ReplicaJournal, "renew", renew_when_idle)
+
+
+@shared_plant
+def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """The end of a stream wakes no replica that follows it."""
+    publish = SharedStore.publish
+
+    def publish_while_live(store: SharedStore, stream: str) -> None:
+        if stream not in store.records or store.records[stream].outcome is Outcome.LIVE:
+            publish(store, stream)
+
+    patch.setattr(SharedStore, "publish", publish_while_live)
+
+
+@shared_plant
+def an_outage_of_the_store_counts_as_death(patch: pytest.MonkeyPatch) -> None:
+    """A replica takes over the streams of the others after it could not use the store itself."""
+    look_at = Replicas._look_at
+
+    def look_without_doubt(replicas: Replicas, counts: Mapping[str, int]) -> None:
+        replicas._renewed_at = trio.current_time()
+        look_at(replicas, counts)
+
+    patch.setattr(Replicas, "_look_at", look_without_doubt)
+
+
+@shared_plant
+def an_heir_takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The lease counts from the last look at a replica, and one look finds it dead."""
+    look_at = Replicas._look_at
+
+    def look_once(replicas: Replicas, counts: Mapping[str, int]) -> None:
+        for replica, (count, _) in replicas._seen.items():
+            replicas._seen[replica] = count, -inf
+        look_at(replicas, counts)
+
+    patch.setattr(Replicas, "_look_at", look_once)

@@ -103,10 +103,10 @@ async def _copy(
     source: str, target: str, with_keys: bool, lease_s: float, on_progress: Progress
 ) -> Copied:
     async with _opened_source(source, lease_s) as (journal, keys):
+        shown = without_secrets(source) if is_url(source) else source
         if with_keys and keys is None:
-            shown = without_secrets(source) if is_url(source) else source
             raise JournalUnusable(f"{shown} has no keys to copy: leave out --keys.")
-        names_of = partial(_names_of, None if keys is None else Keyring.parse(keys, source))
+        names_of = partial(_names_of, None if keys is None else Keyring.parse(keys, shown))
         to_copy = keys if with_keys else None
         if is_url(target):
             return await _copy_to_store(journal, target, lease_s, to_copy, names_of, on_progress)

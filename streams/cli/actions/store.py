@@ -44,11 +44,9 @@ async def _inspect(url: str, on_progress: Progress) -> Report:
     problems: list[Problem] = []
     streams = messages = 0
     async with open_store(Place(journal=url), Limits()) as store:
-        last = (await store.totals()).last_number
-        walk = Walk(store)
+        walk = Walk(store, on_progress)
         while found := await walk.next():
             record, _ = found
-            on_progress(record.number, last)
             wrong = [*problems_of(record)]
 
             def look(first: int, until: int, body: bytes | None) -> None:
@@ -106,11 +104,9 @@ def export(url: str, to: Path | None) -> int:
 
 async def _export(url: str, on_stream: OnStream, on_progress: Progress, saved: Exported) -> None:
     async with open_store(Place(journal=url), Limits()) as store:
-        last = (await store.totals()).last_number
-        walk = Walk(store)
+        walk = Walk(store, on_progress)
         while found := await walk.next():
             record, _ = found
-            on_progress(record.number, last)
             put = on_stream(record.number)
             put(encoded(header(record.number, record, record.origin)))
             saved.streams += 1

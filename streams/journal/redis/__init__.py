@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from streams.errors import JournalUnusable
-from streams.journal.redis.addresses import is_store_url, parse, without_password
+from streams.journal.redis.addresses import parse
 from streams.limits import DAY_S, Durability
 
 if TYPE_CHECKING:
     from streams.journal.redis.journal import RedisJournal
 
-__all__ = ["is_store_url", "open_redis_journal", "without_password"]
+__all__ = ["open_redis_journal"]
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from streams.errors import JournalUnusable
+from streams.journal.addresses import without_secrets
 
 DEFAULT_PORT: Final = 6379
 DEFAULT_SENTINEL_PORT: Final = 26379
@@ -66,24 +67,12 @@ class Address(msgspec.Struct, frozen=True):
             ) from error
 
 
-def without_password(url: str) -> str:
-    """A URL as it may be printed. All before the last `@` counts: a password may be unescaped."""
-    shown = re.sub(r"(://[^:@/?#]*).*@", r"\1:***@", url)
-    return re.sub(r"(sentinel_password=)[^&#]*", r"\1***", shown)
-
-
-def is_store_url(text: str) -> bool:
-    """Whether this is a URL of a store, and not the path of a file."""
-    scheme, colon, _ = text.partition("://")
-    return bool(colon) and (_SCHEME.fullmatch(scheme) is not None or scheme in _UNIX)
-
-
 def parse(url: str, prefix: str | None = None) -> Address:
     """Parse a URL; `prefix` is used if the URL has no other.
 
     Raises `JournalUnusable`, which names the URL without its password.
     """
-    shown = without_password(url)
+    shown = without_secrets(url)
     try:
         return _parse(url, shown, prefix or DEFAULT_PREFIX)
     except ValueError as error:

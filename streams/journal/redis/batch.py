@@ -86,9 +86,6 @@ class Batch:
         staged = self._stage(change.stream)
         before = staged.now
         try:
-            if isinstance(change, Restore) and before is not None and change.fence > before.fence:
-                # The store has lost the claim of this replica, too.
-                before = replace(before, owner=self._replica, fence=change.fence)
             now = apply(before, self._owned(before, change))
         except JournalError as error:
             return error
@@ -103,7 +100,7 @@ class Batch:
             self._of_sessions.append(["Y", change.stream])
         elif isinstance(change, Append):
             staged.runs += change.run.split(STORED_BYTES_MAX)
-        elif isinstance(change, Restore):
+        elif isinstance(change, Restore) and now.lost != (before and before.lost):
             staged.lost = now.lost
         return None
 
@@ -122,13 +119,13 @@ class Batch:
 
     def _owned(self, record: Record | None, change: StreamChange) -> StreamChange:
         """The change as this replica may make it; raises `Fenced` if it may not."""
-        if record is None:
-            if isinstance(change, Create | Restore):
-                return replace(change, record=replace(change.record, owner=self._replica))
+        if isinstance(change, Restore) or (record is None and isinstance(change, Create)):
+            return replace(change, record=replace(change.record, owner=self._replica))
+        if record is None or isinstance(change, Create):
             return change
         # A stream that is evicted and has no owner may be postponed or forgotten by any replica.
         is_free = not record.owner and record.due_at is not None
-        if isinstance(change, Create) or record.owner == self._replica or is_free:
+        if record.owner == self._replica or is_free:
             return change
         raise Fenced(
             f"stream {record.stream[:8]}… is owned by {record.owner or 'no replica'}, not by "

@@ -436,15 +436,17 @@ class RedisJournal:
 
         Raises `JournalUnusable` if it has anything else.
         """
-        marker, streams, sessions = await self._calls(
+        marker, streams, sessions, keys = await self._calls(
             (b"EXISTS", self._prefix + "copying"),
             (b"ZCARD", self._prefix + "n"),
             (b"ZCARD", self._prefix + "sessions"),
+            (b"EXISTS", self._prefix + "keys"),
         )
-        if not marker and (streams or sessions):
+        if not marker and (streams or sessions or keys):
             raise JournalUnusable(
-                f"The journal in {self._servers.address} has {streams} streams and {sessions} "
-                "sessions: copy into a new one, with another prefix."
+                f"{self._servers.address} has a journal there already, with {streams} streams and "
+                f"{sessions} sessions: copy into a new one with ?prefix=NAME, or delete the keys "
+                f"that begin with {self._prefix}."
             )
         await self._calls((b"SET", self._prefix + "copying", b"1"))
         await self._delete_all()
