@@ -93,7 +93,7 @@ def test_calls_and_keys_outlive_the_process(tmp_path: Path, store: str) -> None:
             assert after.seqs(started.stream) == up_to(10)
 
 
-# What replaces the form of records and the library of functions, in a later version: a new field of
+# A later version of the form of records and of the library of functions: it has a new field in
 # each record, another text of the library, and a schema that begins once all replicas know it.
 LATER: Final = """
 import msgspec
