@@ -140,17 +140,20 @@ class Cache:
         principal = await self._journal.principal_of(stream_id) or ""
         return await self.find(stream_id) if may_have(principal) else None
 
-    async def load_for(self, name: bytes, principal: str, session_key: str) -> None:
-        """Load the stream of this name, if it belongs to this principal or this session was granted
-        a response of it. Takes the same time for unknown names, so that timing leaks nothing.
+    async def load_for(self, name: bytes, principal: str, session_key: str) -> Stream | None:
+        """The stream of this name, if it is evicted or another replica's, and belongs to this
+        principal or this session was granted a response of it.
+
+        Takes the same time for unknown names, so that timing leaks nothing.
         """
         if not self._has_others:
-            return
+            return None
         stream_id = await self._journal.named(name) or ""
         is_theirs = await self._journal.principal_of(stream_id) == principal
         grants = await self._journal.grants(stream_id)
         if is_theirs or any(grant.session == session_key for grant in grants):
-            await self.find(stream_id)
+            return await self.find(stream_id)
+        return None
 
     def begun(self, name: bytes) -> Stream | None:
         """The stream of this name, if it is in memory."""

@@ -273,10 +273,14 @@ class Replicas:
             idle_since = stream.state.idle_since
             is_idle = idle_since is not None and stream.delivery is None
             if is_idle and trio.current_time() - stream.seen_at > self._journal.lease_s:
-                del self._followed[stream_id]
+                self._leave(stream)
                 self._nursery.start_soon(self._unfollow, stream_id)
             elif trio.current_time() - stream.refreshed_at > self._journal.lease_s:
                 self._refresh_soon(stream)
+
+    def _leave(self, stream: FollowedStream) -> None:
+        del self._followed[stream.id]
+        self._streams.sessions.forget(stream)
 
     async def _unfollow(self, stream_id: str) -> None:
         try:
@@ -408,7 +412,7 @@ class Replicas:
         if self._followed.get(stream_id) is not stream:
             return
         if record is None:
-            del self._followed[stream_id]
+            self._leave(stream)
             if stream.delivery is not None:
                 stream.delivery.fail(refusal("stream_not_found"))
             return
