@@ -18,6 +18,8 @@ from tests.rigs.web import Browser
 
 # After this time, each replica has noticed that another one is gone, and has taken over.
 TAKEN_S: Final = 2 * LEASE_S
+# A bound for a test that hangs, by a mock clock: beats of replicas take real time.
+PATIENCE_S: Final = 30 * LEASE_S
 
 
 class Reached:
@@ -105,6 +107,7 @@ class Replica(House):
         self, capabilities: Json = STREAMS, principal: str = "alice", *, capacity: int = 1 << 20
     ) -> Talker:
         talker = await super().dial(capabilities, principal, capacity=capacity)
+        talker.patience_s = PATIENCE_S
         self._talkers.append(talker)
         return talker
 

@@ -156,7 +156,7 @@ async def test_an_ack_at_a_replica_that_does_not_serve_the_client_counts(
     assert replicas.store.records[stream["streamId"]].acked == 1, "another client's is dropped"
 
 
-# The acts of clients
+# Answers, cancels and polls
 
 
 @pytest.mark.parametrize("is_early", [True, False])
