@@ -327,11 +327,16 @@ class CallLost(ClientError):
 
 
 class StreamGone(ClientError):
-    """The stream cannot be resumed; `reason` is the wire's (`abandoned`, `messages_gone`, …)."""
+    """The stream cannot be resumed; `reason` is the wire's (`abandoned`, `messages_gone`, …).
 
-    def __init__(self, message: str, reason: str) -> None:
+    `earliest` is the seq of the first message that is left, if the server has told that: a ticket
+    with `after=earliest - 1` goes on with it.
+    """
+
+    def __init__(self, message: str, reason: str, earliest: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.earliest = earliest
 
 
 class Superseded(ClientError):

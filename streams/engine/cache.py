@@ -57,6 +57,9 @@ class Owner(Protocol):
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
 
+    async def take(self, stream_id: str) -> Record | None:
+        """Own a stream that has no owner: see `Journal.take`."""
+
     async def follow(self, record: Record) -> Stream | None:
         """The stream of a record that another replica owns, or that has just become ours.
 
@@ -217,7 +220,7 @@ class Cache:
         """
         done = self._loading[stream_id] = trio.Event()
         try:
-            record = await self._journal.take(stream_id)
+            record = await self._owner.take(stream_id)
             if record is not None and self._is_shared:
                 is_ours = record.owner == self._journal.replica
                 if not is_ours or record.due_at is None:

@@ -39,7 +39,8 @@ SHARED_S: Final = 0.1
 # Acks wait this long for other changes. A lost ack costs a repeated delivery and nothing else.
 ACK_DELAY_S: Final = 1.0
 RETRY_FIRST_S: Final = 0.05
-RETRY_LAST_S: Final = 2.0
+RETRY_LAST_S: Final = 0.2
+FULL_LAST_S: Final = 2.0  # where there is no room: each attempt writes what then fails
 FEW_BYTES: Final = 4 * 1024  # a batch of a stream that is committed even with little room left
 LOOK_BYTES: Final = MIB  # of lines that are committed between two looks at the room
 LOOK_S: Final = 0.25
@@ -340,7 +341,8 @@ class Committer:
                 if isinstance(trouble, Full) and len(steps[0]) > 1:
                     steps[:1] = _parts(steps[0])
                     continue
-                await trio.sleep(backoff_s(RETRY_FIRST_S, failures, RETRY_LAST_S))
+                last_s = FULL_LAST_S if isinstance(trouble, Full) else RETRY_LAST_S
+                await trio.sleep(backoff_s(RETRY_FIRST_S, failures, last_s))
                 failures += 1
                 steps[0] = self._with_acks(steps[0])
                 continue

@@ -8,6 +8,7 @@ coredis is used from its connections upwards: no command is ever repeated by it,
 and the committer has a connection of its own.
 """
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -42,6 +43,9 @@ from streams.journal.redis.addresses import Address, Host
 
 CALL_S: Final = 5.0  # a call takes so long at most, unless the journal is opened with another time
 CONNECT_S: Final = 2.0  # to connect to one server
+# After a failed attempt to connect, calls fail at once for this time: callers may try again as soon
+# as they like, and a store that is away gets few attempts.
+CONNECT_PAUSE_S: Final = 0.1
 MOVES_MAX: Final = 3  # how often a call follows a slot to another node
 
 _AGAIN: Final = re.compile(
@@ -274,25 +278,24 @@ class Link:
         self._connection: BaseConnection | None = None
         self._greet = greet
         self._connecting = trio.Lock()
-        self._failures = 0  # attempts to connect
-        self._failure = ""  # of the last one
+        self._failure = ""  # of the last attempt to connect
+        self._next_at = -math.inf  # when the next one may be made
 
     async def connection(self) -> BaseConnection:
         """The connection, new if need be."""
         if self._connection is not None and self._connection.usable:
             return self._connection
-        failures = self._failures
         async with self._connecting:
             if self._connection is not None and self._connection.usable:
                 return self._connection
-            if self._failures != failures:  # else each of many calls would try in its turn
+            if trio.current_time() < self._next_at:
                 raise Unavailable(self._failure)
             try:
                 connection = await self.servers.connect()
                 await self._welcome(connection)
             except Unavailable as error:
-                self._failures += 1
                 self._failure = str(error)
+                self._next_at = trio.current_time() + CONNECT_PAUSE_S
                 raise
             self._connection = connection
             return connection

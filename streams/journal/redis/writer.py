@@ -246,19 +246,29 @@ class Writer:
                 await self._replay()
                 known = await self._look_up([stream], is_fresh=True)
                 record = known[stream].record
-                if record is None or record.owner:
+                if record is None or record.owner not in ("", self.replica):
                     return record
-                if record.outcome is Outcome.LIVE and self._may_lack_lines(
-                    known[stream].mark, None
-                ):
-                    record = _jumped(record)
-                taken = replace(record, owner=self.replica, fence=record.fence + 1)
+                taken = self._taken(record, known[stream].mark)
                 batch = self._batch(known)
-                batch.replace(taken)
+                if taken is not record:
+                    batch.replace(taken)
+                # Also without a change: the answer tells whether the store has all our commits.
                 if await self._write(batch, ("I", ""), is_freeing=True):
-                    self._remember_claims([taken])
+                    if taken is not record:
+                        self._remember_claims([taken])
                     return taken
             raise Unavailable(f"{self._servers.address}: other replicas take the same stream")
+
+    def _taken(self, record: Record, mark: bytes) -> Record:
+        """The record of a stream without an owner, or of this replica, once it is taken."""
+        if record.owner:
+            is_torn = self._is_torn and codec.parse_mark(mark).epoch < self.epoch
+            if not is_torn or record.outcome is not Outcome.LIVE:
+                return record
+            record = _jumped(record)
+        elif record.outcome is Outcome.LIVE and self._may_lack_lines(mark, None):
+            record = _jumped(record)
+        return replace(record, owner=self.replica, fence=record.fence + 1)
 
     async def release(self) -> None:
         """See `Journal.release`."""
@@ -475,6 +485,4 @@ def _fenced(change: Change) -> Fenced:
 
 def _jumped(record: Record) -> Record:
     """The record of a stream of which the store may lack lines: these numbers are left out."""
-    first = record.last + 1 if record.lost is None else record.lost[0]
-    last = record.last + JUMP
-    return replace(record, last=last, lost=(first, last))
+    return record.losing(record.last + JUMP)
