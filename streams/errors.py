@@ -10,6 +10,7 @@
     │   ├── Ended            an append after the final response: a bug in this project
     │   ├── Conflict         an append that leaves a gap: a bug in this project
     │   ├── Unavailable      busy: written wholly or not at all; retry the same call
+    │   │   ├── StoreAway    the store that replicas share is away: retry the same call soon
     │   │   └── Full         the disk is full; retry the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
     │       └── Missing      the journal lacks lines that it should have
@@ -231,6 +232,10 @@ class Conflict(JournalError):
 
 class Unavailable(JournalError):
     """The outcome is unknown: retry the same call, which is idempotent."""
+
+
+class StoreAway(Unavailable):
+    """A store that replicas share is away, or a call changes its replica: try again soon."""
 
 
 class Full(Unavailable):

@@ -70,9 +70,6 @@ SILENCE_MAX_S: Final = 300.0
 # The pause before a request is repeated, unless the server names another one.
 RETRY_S: Final = 1.0
 
-# The same where the server cannot use its journal now: it says so without asking that.
-UNAVAILABLE_S: Final = 0.25
-
 
 _HELD: Final = (
     "This client still receives the stream: read the running call, or use another client."
@@ -474,7 +471,7 @@ class Reconnector:
             is_lost = error.reason == wire.LOST and trio.current_time() < give_up_at
             if not ((is_lost and may_repeat) or error.reason in wire.RETRIED):
                 raise wire.as_error(error)
-            await trio.sleep(error.retry_after_s or _pause_s(error))
+            await trio.sleep(error.retry_after_s or RETRY_S)
 
 
 class Resumer:
@@ -613,12 +610,13 @@ class Resumer:
 
     def _judge(self, call: RunningCall, reply: Message) -> float | None:
         """Seconds until the next attempt after this reply, or None if it ends the call."""
+        pause_s = max(self._min_s(call), RETRY_S)
         if reply.kind is Kind.ERROR:
             error = wire.error_of(reply)
             if error.reason in wire.RETRIED or error.reason == wire.LOST:
-                return error.retry_after_s or max(self._min_s(call), _pause_s(error))
+                return error.retry_after_s or pause_s
         elif wire.how_it_ended(reply) == "released":
-            return max(self._min_s(call), RETRY_S)
+            return pause_s
         call.fail(_as_error(reply))  # does nothing if the final response has come
         return None
 
@@ -700,11 +698,6 @@ class Resumer:
 
 def _lost() -> CallLost:
     return CallLost("The connection was lost: the call may or may not have run.")
-
-
-def _pause_s(error: wire.ErrorBody) -> float:
-    """The pause before a request is repeated after this error."""
-    return UNAVAILABLE_S if error.reason == "unavailable" else RETRY_S
 
 
 def _as_error(reply: Message) -> ClientError:

@@ -28,7 +28,7 @@ from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import Refusal, Unavailable
+from streams.errors import Refusal, StoreAway
 from streams.journal.contract import Journal
 from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
@@ -217,7 +217,7 @@ class Cache:
             if await self._journal.principal_of(stream_id) is None:
                 return None
             await trio.sleep(PAUSE_S)
-        raise Unavailable("the call goes from one replica to another")
+        raise StoreAway("the call goes from one replica to another")
 
     async def _load(self, stream_id: str) -> Stream | None:
         """Load a stream. `_loading` keeps other tasks from loading it meanwhile: a record that was

@@ -31,7 +31,7 @@ from streams.engine.posts import Taker, ToOwner, ToReplica
 from streams.engine.retry import patiently
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
-from streams.errors import Conflict, Gone, Refusal, Unavailable, refusal
+from streams.errors import Conflict, Gone, Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal, News, Post
 from streams.journal.records import Record, Restore
 from streams.keys import Keyring
@@ -427,7 +427,7 @@ class Replicas:
             with trio.fail_after(2 * self._journal.lease_s + 1):
                 return await receive.receive()
         except trio.TooSlowError:
-            raise Unavailable("the replica that runs the call does not answer") from None
+            raise StoreAway("the replica that runs the call does not answer") from None
         finally:
             del self._looks[number]
 

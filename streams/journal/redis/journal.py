@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from streams.errors import JournalError, JournalUnusable, Unavailable
+from streams.errors import JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import STORED_BYTES_MAX, News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
@@ -102,7 +102,7 @@ class RedisJournal:
             await self.listener.is_listening.wait()
             self.listener.check()
             return
-        raise Unavailable(f"{self._servers.address}: its channels do not answer")
+        raise StoreAway(f"{self._servers.address}: its channels do not answer")
 
     def describe(self) -> str:
         """One line for the log: where the store is, and what a crash of what may cost."""

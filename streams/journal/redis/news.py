@@ -16,7 +16,7 @@ from coredis.connection import BaseConnection
 from coredis.exceptions import RedisError
 
 from streams.clock import backoff_s
-from streams.errors import JournalError, JournalUnusable, Unavailable
+from streams.errors import JournalError, JournalUnusable, StoreAway, Unavailable
 from streams.journal.contract import News, Post
 from streams.journal.redis.link import Link, Moved, Servers, meaning
 
@@ -210,4 +210,4 @@ def _unavailable(errors: BaseExceptionGroup[Any], servers: Servers) -> JournalEr
     meant = meaning(found, servers.address)
     if isinstance(meant, Moved):
         servers.moved(meant.host)
-    return meant if isinstance(meant, JournalError) else Unavailable(str(found))
+    return meant if isinstance(meant, JournalError) else StoreAway(str(found))

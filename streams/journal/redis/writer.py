@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 from msgspec.structs import replace
 
-from streams.errors import Fenced, JournalError, JournalUnusable, Unavailable
+from streams.errors import Fenced, JournalError, JournalUnusable, StoreAway
 from streams.journal.records import (
     Ack,
     Change,
@@ -193,7 +193,7 @@ class Writer:
                 if claimed:
                     return sorted(claimed, key=lambda record: record.number)
                 failures += claimed is None
-            raise Unavailable(f"{self._servers.address}: other replicas claim the same streams")
+            raise StoreAway(f"{self._servers.address}: other replicas claim the same streams")
 
     async def _owned_by(self, owner: str) -> list[str]:
         """Some streams of an owner, those with the lowest numbers."""
@@ -262,7 +262,7 @@ class Writer:
                     if taken is not record:
                         self._remember_claims([taken])
                     return taken
-            raise Unavailable(f"{self._servers.address}: other replicas take the same stream")
+            raise StoreAway(f"{self._servers.address}: other replicas take the same stream")
 
     def _taken(self, record: Record, mark: bytes) -> Record:
         """The record of a stream without an owner, or of this replica, once it is taken."""
@@ -287,7 +287,7 @@ class Writer:
                         batch.replace(replace(each.record, owner=""))
                 failures += not await self._write(batch, ("I", self.replica), is_freeing=True)
                 if failures == ATTEMPTS_MAX:
-                    raise Unavailable(f"{self._servers.address}: others change the same streams")
+                    raise StoreAway(f"{self._servers.address}: others change the same streams")
             await self.link.function("released", self.replica)
 
     async def leave(self) -> None:
@@ -297,7 +297,7 @@ class Writer:
 
     def _check_lease(self) -> None:
         if self.is_claimed:
-            raise Unavailable("the streams of this replica were claimed: renew first")
+            raise StoreAway("the streams of this replica were claimed: renew first")
 
     # Commits
 
@@ -321,7 +321,7 @@ class Writer:
             if await self._write(batch, (), is_freeing=is_freeing):
                 self._recent.add(self._number, trio.current_time(), tuple(changes))
                 return answers
-        raise Unavailable(f"{self._servers.address}: the same streams change all the time")
+        raise StoreAway(f"{self._servers.address}: the same streams change all the time")
 
     async def _replay(self) -> None:
         """Apply again what the store has lost of our commits."""
@@ -344,7 +344,7 @@ class Writer:
             if await self._write(batch, (), is_freeing=True):
                 self._replay_since = None
                 self._recent.renumber(since, self._number, trio.current_time())
-        raise Unavailable(f"{self._servers.address}: the store goes back all the time")
+        raise StoreAway(f"{self._servers.address}: the store goes back all the time")
 
     def _batch(self, known: Mapping[str, Known]) -> Batch:
         return Batch(self.replica, known, self._session_idle_s)
@@ -458,7 +458,7 @@ class Writer:
             return
         local, replicas = waited[-1] if self._durability == "power" else (1, waited[-1])
         if not local or replicas < self._replicas_acked:
-            raise Unavailable(
+            raise StoreAway(
                 f"{self._servers.address}: {replicas} of {self._replicas_acked} replicas of the "
                 "store have the last commit in time: look at its replication"
             )
