@@ -182,8 +182,13 @@ class Committer:
             )
         trouble = self._trouble or shortage
         if trouble is not None:
-            raise Refusal(
-                INTERNAL_ERROR, f"The journal takes nothing new now ({trouble}): try again later."
+            message = f"The journal takes nothing new now ({trouble}): try again later."
+            # A store that is away is soon back: clients repeat the request by themselves.
+            is_away = self._journal.replica and shortage is None
+            raise (
+                refusal("unavailable").saying(message)
+                if is_away
+                else Refusal(INTERNAL_ERROR, message)
             )
 
     def _look_again_soon(self) -> None:
