@@ -362,7 +362,7 @@ class Committer:
         taken: list[tuple[Source, Change | None]],
         mended: set[int],
     ) -> list[Change]:
-        """What is to be committed in place of refused changes. Their sources are told nothing.
+        """Return the changes to commit in place of refused ones, whose sources are told nothing.
 
         Where one process owns the journal, every change comes from its memory. So a change that
         does not fit means that memory and journal differ, and only a restart can mend that.

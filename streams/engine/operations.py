@@ -371,9 +371,13 @@ class Operations:
         """Load the stream of this event id, if this session may resume it by event ids."""
         name = name_in(event_id)
         if name.hex() in session.streams:
-            await self._cache.named(name)
+            stream = await self._cache.named(name)
         else:
-            await self._cache.load_for(name, session.principal, session.key)
+            stream = await self._cache.load_for(name, session.principal, session.key)
+        if stream is not None and self._streams.replicas is not None:
+            # Another replica may have granted the response.
+            grants = await self._journal.grants(stream.id)
+            self._streams.sessions.load(stream, grants)
 
     def has_more(self, session: Session, event: EventId) -> bool:
         """Whether anything follows, or will follow, this event.

@@ -1,4 +1,4 @@
-"""What the replicas of a server tell each other about streams, over their journal.
+"""Messages between the replicas of a server about streams, over their journal.
 
 A stream has one owner. Another replica whose client has attached to the stream tells the owner what
 that client does; the owner tells it what becomes of the delivery. These messages may come twice,
@@ -134,7 +134,7 @@ ToOwner = (
 
 
 class View(_Post, frozen=True):
-    """What the owner knows of a stream besides its record."""
+    """The state of a stream that its owner knows and its record does not tell."""
 
     request: int  # the number of the `Look`; 0 for news that was not asked for
     is_known: bool = True  # False: the sender does not own the stream

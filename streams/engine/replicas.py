@@ -167,6 +167,8 @@ class Replicas:
         self._has_claims = trio.Event()
         self._has_claims.set()
         self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
+        self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
+        self._names = {journal.replica}  # that this replica has had
         self._renewed_at = trio.current_time()
         self.is_late = self._is_cut_off = False
         self._nursery: trio.Nursery
@@ -198,6 +200,7 @@ class Replicas:
         """Renew the lease, and look at those of the others, for ever."""
         pause_s = self._journal.lease_s / BEATS
         while True:
+            senders = frozenset(self._unseen)
             try:
                 with trio.fail_after(self._journal.lease_s / 2):
                     counts = await self._journal.renew()
@@ -207,7 +210,7 @@ class Replicas:
                 if counts is None:
                     self._lose_all()
                 else:
-                    self._look_at(counts)
+                    self._look_at(counts, senders)
             self._look_after_followed()
             await trio.sleep(pause_s)
 
@@ -224,11 +227,12 @@ class Replicas:
             )
             self._engine.hang_up_all()
 
-    def _look_at(self, counts: Mapping[str, int]) -> None:
+    def _look_at(self, counts: Mapping[str, int], senders: frozenset[str]) -> None:
+        """Look at the counts of all replicas. `senders` have sent posts before these were taken."""
         now, lease_s = trio.current_time(), self._journal.lease_s
         # Where this replica itself has stood still, the others did not.
         if now - self._renewed_at > lease_s / 2:
-            self._seen.clear()
+            self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
         self._renewed_at, self.is_late, self._is_cut_off = now, False, False
         ours = self._journal.replica
         for replica, count in counts.items():
@@ -240,9 +244,10 @@ class Replicas:
                 self._gone(replica)
             elif count != was:
                 self._seen[replica] = count, now
-        for replica in [each for each in self._seen if each not in counts]:
-            del self._seen[replica]
+        for replica in sorted((self._seen.keys() | senders) - counts.keys()):
+            self._seen.pop(replica, None)
             self._gone(replica)
+        self._unseen -= senders
         self._engine.share(self.lives)
 
     def _gone(self, replica: str) -> None:
@@ -257,8 +262,15 @@ class Replicas:
         """All streams of this replica were taken over by others."""
         lost = list(self._streams.index)
         log.warning("other replicas have taken over all calls of this one", calls=len(lost))
+        self._names.add(self._journal.replica)
         for stream in lost:
             self._streams.lose(stream)
+        # Owners have detached what was attached here under the former name.
+        for followed in list(self._followed.values()):
+            self._leave(followed)
+        for number, look in self._looks.items():
+            look.stream.look(number)  # the answer would go to the former name
+        self._engine.hang_up_all()
         self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
         self._seen.clear()
 
@@ -273,10 +285,14 @@ class Replicas:
             idle_since = stream.state.idle_since
             is_idle = idle_since is not None and stream.delivery is None
             if is_idle and trio.current_time() - stream.seen_at > self._journal.lease_s:
-                del self._followed[stream_id]
+                self._leave(stream)
                 self._nursery.start_soon(self._unfollow, stream_id)
             elif trio.current_time() - stream.refreshed_at > self._journal.lease_s:
                 self._refresh_soon(stream)
+
+    def _leave(self, stream: FollowedStream) -> None:
+        del self._followed[stream.id]
+        self._streams.sessions.forget(stream)
 
     async def _unfollow(self, stream_id: str) -> None:
         try:
@@ -408,7 +424,7 @@ class Replicas:
         if self._followed.get(stream_id) is not stream:
             return
         if record is None:
-            del self._followed[stream_id]
+            self._leave(stream)
             if stream.delivery is not None:
                 stream.delivery.fail(refusal("stream_not_found"))
             return
@@ -536,6 +552,10 @@ class Replicas:
         is_here = isinstance(follower, RemoteFollower) and (
             follower.replica == sender and follower.number_there == post.number
         )
+        if sender in self._names:
+            return  # it was sent to the former owner, and the delivery is attached by `_move`
+        if sender not in self._seen:
+            self._unseen.add(sender)
         if stream.state.is_tombstone:
             error = posts.error_of(refusal(stream.state.outcome.value))
             self._tell(sender, stream.id, posts.Ended(post.number, error=error))

@@ -214,13 +214,13 @@ class Sessions:
         principal = stream.record.principal
         for owner in self._of_principal.get(principal, {}).values():
             if owner.is_anonymous:
-                self._name(owner, stream.id).granted[""] = Granted(None)
+                self._name(owner, stream.id).granted.setdefault("", Granted(None))
             else:
                 self._unclaimed |= dict.fromkeys(self._keyring.event_keys(stream.id), stream)
                 break
         for grant in grants:
             if session := self._by_key.get(grant.session):
-                self._name(session, stream.id).granted[grant.delivery] = Granted(grant)
+                self._name(session, stream.id).granted.setdefault(grant.delivery, Granted(grant))
 
     # Sessions
 

@@ -1,4 +1,4 @@
-"""What a journal that is not shared answers to the questions of replicas: there are no others."""
+"""The answers of a journal that is not shared to the questions of replicas: there are no others."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager

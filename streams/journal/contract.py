@@ -52,7 +52,7 @@ class Post(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """What has happened in a shared journal since it was asked for the last time.
+    """The events in a shared journal since the last call of `Journal.news`.
 
     It may name a stream that has not changed.
     """
@@ -181,8 +181,8 @@ class Journal(Lookups, Protocol):
         """Show that this replica lives. Call it several times in each `lease_s`.
 
         Returns a count for each replica, which grows each time that one renews; -1 for one that is
-        known to be gone, whose streams may be claimed at once. Whoever has seen a count unchanged
-        for `lease_s`, while its own calls succeeded, may claim the streams of that replica.
+        known to be gone, whose streams may be claimed at once. A count that stays
+        the same for `lease_s` shows that its replica is gone, if our own calls succeeded meanwhile.
 
         None if the streams of this replica were claimed. It owns none from then on, and `replica`
         is a new name.

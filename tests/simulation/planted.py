@@ -13,8 +13,10 @@ import trio
 from msgspec.structs import replace
 
 from streams.engine import operations
-from streams.engine.connection import Connection, Delivery
+from streams.engine.connection import Delivery
+from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import Event, StreamState
+from streams.engine.posts import Taker
 from streams.engine.replicas import Replicas
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
@@ -26,7 +28,7 @@ from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.log import Tail, Tails
 from streams.messages import Run
 from streams.server.tools import Tool
-from tests.rigs.shared_memory import SharedMemoryJournal, SharedStore
+from tests.rigs.shared_memory import SharedMemoryJournal
 from tests.simulation.shared import ReplicaJournal
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -260,25 +262,25 @@ def the_last_of_the_log_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 @plant
 def the_displaced_is_not_told(patch: pytest.MonkeyPatch) -> None:
     """The displaced reader is not told, and keeps the messages that are on their way."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: None)
+    patch.setattr(Delivery, "give_way", lambda delivery, by: None)
 
 
 @plant
 def the_displaced_is_left_waiting(patch: pytest.MonkeyPatch) -> None:
     """The displaced delivery ends without a word."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.drop())
+    patch.setattr(Delivery, "give_way", lambda delivery, by: delivery.drop())
 
 
 @plant
 def the_displaced_is_told_to_come_back(patch: pytest.MonkeyPatch) -> None:
     """The displaced reader is told `released`, as if the server had let go of the stream."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("released"))
+    patch.setattr(Delivery, "give_way", lambda delivery, by: delivery.end("released"))
 
 
 @plant
 def the_displaced_is_told_that_it_has_all(patch: pytest.MonkeyPatch) -> None:
     """The displaced reader is told `completed`, as if the stream were over."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("completed"))
+    patch.setattr(Delivery, "give_way", lambda delivery, by: delivery.end("completed"))
 
 
 @plant
@@ -287,7 +289,7 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
     older: dict[str, list[Delivery]] = {}
     committed = Stream.committed
 
-    def remember(delivery: Delivery, by: Connection) -> None:
+    def remember(delivery: Delivery, by: Taker) -> None:
         older.setdefault(delivery.stream.id, []).append(delivery)
 
     def wake_all(stream: Stream, seq: int) -> None:
@@ -295,7 +297,7 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
         for delivery in older.get(stream.id, ()):
             delivery.wake()
 
-    patch.setattr(Delivery, "supersede", remember)
+    patch.setattr(Delivery, "give_way", remember)
     patch.setattr(Stream, "committed", wake_all)
 
 
@@ -344,14 +346,18 @@ def a_lease_is_not_renewed_under_load(patch: pytest.MonkeyPatch) -> None:
 
 @shared_plant
 def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
-    """The end of a stream wakes no replica that follows it."""
-    publish = SharedStore.publish
+    """A replica that learns of the end of a stream does not wake the client that follows it."""
+    follow = FollowedStream.follow
 
-    def publish_while_live(store: SharedStore, stream: str) -> None:
-        if stream not in store.records or store.records[stream].outcome is Outcome.LIVE:
-            publish(store, stream)
+    def follow_asleep(stream: FollowedStream, record: Record) -> None:
+        if record.outcome is Outcome.LIVE:
+            follow(stream, record)
+            return
+        delivery, stream.delivery = stream.delivery, None
+        follow(stream, record)
+        stream.delivery = delivery
 
-    patch.setattr(SharedStore, "publish", publish_while_live)
+    patch.setattr(FollowedStream, "follow", follow_asleep)
 
 
 @shared_plant

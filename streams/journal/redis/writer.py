@@ -106,17 +106,22 @@ class Writer:
             self._moved()
         check(self.settings, self._servers.address, self._durability, self._replicas_acked)
         server = self.settings.server or new_name()
-        schema, epoch, *counts = await link.function("open", codec.SCHEMA, server)
-        if int(schema) > codec.SCHEMA:
-            raise JournalUnusable(
-                f"The journal in {self._servers.address} has schema {int(schema)}, and this "
-                f"version knows {codec.SCHEMA}: upgrade mcp-streams here."
-            )
+        epoch, *counts = await link.function("open", codec.SCHEMA, server)
         self.epoch = int(epoch)
         self.bytes, self.anonymous_bytes = (int(count or 0) for count in counts)
-        if await link.function("enter", self.replica, 0) == b"-2":
+        if await self._enter(link) == CLAIMED:
             self._disown()
-            await link.function("enter", self.replica, 0)
+            await self._enter(link)
+
+    async def _enter(self, link: Link) -> int:
+        """Make this replica known. Returns its state."""
+        state, schema = await link.function("enter", self.replica, 0, codec.SCHEMA)
+        if schema > codec.SCHEMA:
+            raise JournalUnusable(
+                f"The journal in {self._servers.address} has schema {schema}, and this version "
+                f"knows {codec.SCHEMA}: upgrade mcp-streams here."
+            )
+        return int(state)
 
     def _disown(self) -> None:
         """The streams of this replica were claimed: it has a new name, and owns none."""
@@ -143,7 +148,7 @@ class Writer:
             name, confirmed = self.replica, self._confirmed
             vouched = NEVER if self._is_torn else confirmed
             state, stored, epoch, *found = await link.function(
-                "renew", name, vouched, self._promise()
+                "renew", name, vouched, self._promise(), codec.SCHEMA
             )
             self.epoch = max(self.epoch, int(epoch))
             if name == self.replica and state == CLAIMED:
@@ -414,9 +419,9 @@ class Writer:
                 self._doubtful.update(each.decode() for each in details)
             case b"claimed":
                 self._disown()
-                await self.link.function("enter", self.replica, 0)
+                await self._enter(self.link)
             case b"unknown":
-                await self.link.function("enter", self.replica, 0)
+                await self._enter(self.link)
             case b"back":
                 self._confirmed = details[0]
                 since = self._replay_since
