@@ -142,6 +142,12 @@ class Session:
         """Whether the client has a connection, or over HTTP a standing stream, for notices."""
         return self.notices.has_stream
 
+    def set_level(self, level: str) -> None:
+        """Send only log messages that are at least so severe, also of calls that run."""
+        self.level = level
+        for delivery in self.deliveries:
+            delivery.stream.read_differently(delivery)
+
     async def save(self) -> None:
         """Store its log level and its subscriptions, where the session outlives its connection."""
         await self.on_change()

@@ -27,6 +27,7 @@ from streams.engine.committer import Committer
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import LIVE
+from streams.engine.notices import NOTICES_MAX
 from streams.engine.posts import Taker, ToOwner, ToReplica
 from streams.engine.retry import patiently
 from streams.engine.stream import Follower, Stream
@@ -127,8 +128,8 @@ class Engine(Protocol):
     def hang_up_all(self) -> None:
         """Close all connections, so that their clients go to another replica."""
 
-    def tell_here(self, line: bytes, key: str | None) -> None:
-        """Send a notification to every client of this replica."""
+    def tell_here(self, notice: posts.Notice) -> None:
+        """Send a notification to the clients of this replica."""
 
     def cancel_here(self, cancelled: posts.Cancelled) -> None:
         """Cancel a request of a session, if this replica serves it."""
@@ -164,6 +165,8 @@ class Replicas:
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
         self._send, self._outbox = trio.open_memory_channel[tuple[str, str, bytes]](math.inf)
+        self._notices: dict[str | int, posts.Notice] = {}  # by their keys, or else by a number
+        self._has_notices = trio.Event()
         self._claims: dict[str, None] = {"": None}  # owners whose streams are free
         self._has_claims = trio.Event()
         self._has_claims.set()
@@ -192,6 +195,7 @@ class Replicas:
                 self._send_posts,
                 self._claim_free,
                 self._clear_doubts,
+                self._send_notices,
             ):
                 self._nursery.start_soon(task)
 
@@ -581,7 +585,8 @@ class Replicas:
             error = posts.error_of(refusal(stream.state.outcome.value))
             self._tell(sender, stream.id, posts.Ended(post.number, error=error))
         elif is_here:
-            assert follower is not None
+            assert isinstance(follower, RemoteFollower)
+            follower.reader.level = post.level
             stream.attach(follower)
         elif follower is not None and self._is_older(post, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
@@ -683,8 +688,14 @@ class Replicas:
                 self._engine.cancel_here(post)
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
+                self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
             case posts.Notice():
-                self._engine.tell_here(post.line, post.key)
+                self._nursery.start_soon(self._notify_here, post)
+
+    async def _notify_here(self, notice: posts.Notice) -> None:
+        if notice.resource is not None:  # a client may have subscribed at another replica
+            await self._streams.sessions.refresh_doubtful()
+        self._engine.tell_here(notice)
 
     # Sending
 
@@ -699,8 +710,36 @@ class Replicas:
         """Tell all other replicas."""
         self._send.send_nowait((_ALL, "", posts.encode(post)))
 
-    def _tell_of_session(self, key: str, is_over: bool) -> None:
-        self.broadcast(posts.SessionChanged(key, is_over))
+    def notify(self, notice: posts.Notice) -> None:
+        """Send a notification to the clients of all other replicas.
+
+        While the store is away, the latest of each key waits, and the oldest are dropped.
+        """
+        name = next(self._numbers) if notice.key is None else notice.key
+        self._notices.pop(name, None)
+        self._notices[name] = notice
+        if len(self._notices) > NOTICES_MAX:
+            del self._notices[next(iter(self._notices))]
+        self._has_notices.set()
+
+    async def _send_notices(self) -> None:
+        while True:
+            await self._has_notices.wait()
+            self._has_notices = trio.Event()
+            bodies = [posts.encode(each) for each in self._notices.values()]
+            self._notices.clear()
+            await self._send_to(_ALL, "", bodies)
+
+    async def _tell_of_session(self, key: str, is_over: bool) -> None:
+        """Tell all replicas, also if the client does not wait for it."""
+        is_told = trio.Event()
+
+        async def tell() -> None:
+            await self._send_to(_ALL, "", [posts.encode(posts.SessionChanged(key, is_over))])
+            is_told.set()
+
+        self._nursery.start_soon(tell)
+        await is_told.wait()
 
     async def _send_posts(self) -> None:
         """Send posts for ever: those for one place together, each place's in their order."""
