@@ -98,21 +98,14 @@ class Keyring:
         """
         if path is None:
             return cls([secrets.token_bytes(_KEY_BYTES)])
-        # Imported here (PLC0415): it needs POSIX, and a client, which needs only ids, may not have
-        # that.
-        from streams.permissions import read_secret  # noqa: PLC0415
-
         try:
-            try:
-                content = read_secret(path, FILE_BYTES_MAX, follows_links=False)
-            except FileNotFoundError:
+            content = _read(path, follows_links=False)
+            if content is None:
                 _create(path)
-                content = read_secret(path, FILE_BYTES_MAX, follows_links=False)
-        except UnsafeFile as error:
-            raise JournalUnusable(f"{error}.") from error
+                content = _read(path, follows_links=False)
         except OSError as error:
             raise JournalUnusable(f"The keys in {path} cannot be used: {error}.") from error
-        return cls.parse(content, str(path))
+        return cls.parse(content or b"", str(path))
 
     @classmethod
     def existing(cls, path: Path, *, follows_links: bool = True) -> "Keyring":
@@ -120,19 +113,12 @@ class Keyring:
 
         Raises `JournalUnusable` as `load` does, and for a missing file.
         """
-        from streams.permissions import read_secret  # noqa: PLC0415 (as in `load`)
-
-        try:
-            content = read_secret(path, FILE_BYTES_MAX, follows_links=follows_links)
-        except FileNotFoundError:
+        content = _read(path, follows_links=follows_links)
+        if content is None:
             raise JournalUnusable(
                 f"{path}: there is no such file of keys: make it once, with 32 random bytes as "
                 "url-safe base64, and give it to all replicas."
-            ) from None
-        except UnsafeFile as error:
-            raise JournalUnusable(f"{error}.") from error
-        except OSError as error:
-            raise JournalUnusable(f"The keys in {path} cannot be used: {error}.") from error
+            )
         return cls.parse(content, str(path))
 
     @classmethod
@@ -237,9 +223,24 @@ def new_keys() -> bytes:
     return base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n"
 
 
+def _read(path: Path, *, follows_links: bool) -> bytes | None:
+    """The content of a file of keys; None if there is no such file. Raises `JournalUnusable`."""
+    # Imported here (PLC0415): it needs POSIX, which a client may not have, and that needs only ids.
+    from streams.permissions import read_secret  # noqa: PLC0415
+
+    try:
+        return read_secret(path, FILE_BYTES_MAX, follows_links=follows_links)
+    except FileNotFoundError:
+        return None
+    except UnsafeFile as error:
+        raise JournalUnusable(f"{error}.") from error
+    except OSError as error:
+        raise JournalUnusable(f"The keys in {path} cannot be used: {error}.") from error
+
+
 def _create(path: Path) -> None:
     """Create the file with one new key; never replace a file."""
-    from streams.files import write_whole  # noqa: PLC0415 (as in `load`)
+    from streams.files import write_whole  # noqa: PLC0415 (as in `_read`)
 
     write_whole(path, new_keys(), _link)
 

@@ -28,7 +28,7 @@ from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import Refusal, Unavailable
+from streams.errors import Refusal, StoreAway
 from streams.journal.contract import Journal
 from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
@@ -41,6 +41,8 @@ LOOK_AGAIN_S: Final = 1.0  # until streams that may still be confirmed are looke
 LOOKED_AT_ONCE: Final = 100  # records
 SWEPT_AT_ONCE: Final = 500  # records, then other tasks have their turn
 PAUSE_S: Final = 0.05
+# How late a stream may expire that another replica has evicted, before it died.
+SWEPT_EVERY_S: Final = 10.0
 LOADS_MAX: Final = 20  # of a stream that changes its owner
 COUNTED_S: Final = 1.0  # how long the streams of other replicas are not counted again
 COUNTED_MAX: Final = 10_000  # principals whose last count of evicted streams is kept
@@ -56,6 +58,9 @@ class Owner(Protocol):
 
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
+
+    async def take(self, stream_id: str) -> Record | None:
+        """Own a stream that has no owner: see `Journal.take`."""
 
     async def follow(self, record: Record) -> Stream | None:
         """The stream of a record that another replica owns, or that has just become ours.
@@ -140,17 +145,20 @@ class Cache:
         principal = await self._journal.principal_of(stream_id) or ""
         return await self.find(stream_id) if may_have(principal) else None
 
-    async def load_for(self, name: bytes, principal: str, session_key: str) -> None:
-        """Load the stream of this name, if it belongs to this principal or this session was granted
-        a response of it. Takes the same time for unknown names, so that timing leaks nothing.
+    async def load_for(self, name: bytes, principal: str, session_key: str) -> Stream | None:
+        """The stream of this name, if it is evicted or another replica's, and belongs to this
+        principal or this session was granted a response of it.
+
+        Takes the same time for unknown names, so that timing leaks nothing.
         """
         if not self._has_others:
-            return
+            return None
         stream_id = await self._journal.named(name) or ""
         is_theirs = await self._journal.principal_of(stream_id) == principal
         grants = await self._journal.grants(stream_id)
         if is_theirs or any(grant.session == session_key for grant in grants):
-            await self.find(stream_id)
+            return await self.find(stream_id)
+        return None
 
     def begun(self, name: bytes) -> Stream | None:
         """The stream of this name, if it is in memory."""
@@ -209,7 +217,7 @@ class Cache:
             if await self._journal.principal_of(stream_id) is None:
                 return None
             await trio.sleep(PAUSE_S)
-        raise Unavailable("the call goes from one replica to another")
+        raise StoreAway("the call goes from one replica to another")
 
     async def _load(self, stream_id: str) -> Stream | None:
         """Load a stream. `_loading` keeps other tasks from loading it meanwhile: a record that was
@@ -217,7 +225,7 @@ class Cache:
         """
         done = self._loading[stream_id] = trio.Event()
         try:
-            record = await self._journal.take(stream_id)
+            record = await self._owner.take(stream_id)
             if record is not None and self._is_shared:
                 is_ours = record.owner == self._journal.replica
                 if not is_ours or record.due_at is None:
@@ -395,7 +403,10 @@ class Cache:
             if await self._sweep_some():
                 await trio.sleep(PAUSE_S)
             else:
-                with trio.move_on_at(self._next_due_at - self._wall_ahead_s):
+                sweep_at = self._next_due_at - self._wall_ahead_s
+                if self._is_shared:
+                    sweep_at = min(sweep_at, trio.current_time() + SWEPT_EVERY_S)
+                with trio.move_on_at(sweep_at):
                     await self._is_earlier.wait()
 
     async def _sweep_some(self) -> bool:

@@ -311,19 +311,17 @@ class Engine:
                 if self._young.pop(connection, connection) is None:
                     connection.watch()
 
-    def tell_all(self, line: bytes, key: str | None = None) -> None:
-        """Send a notification to every client that has initialized; see `Session.notify`.
-
-        Clients of all replicas have it.
-        """
-        self.tell_here(line, key)
+    def tell_all(self, notice: Notice) -> None:
+        """Send a notification to all clients that have initialized, at all replicas."""
+        self.tell_here(notice)
         if self._replicas is not None:
-            self._replicas.broadcast(Notice(line, key))
+            self._replicas.notify(notice)
 
-    def tell_here(self, line: bytes, key: str | None) -> None:
+    def tell_here(self, notice: Notice) -> None:
         """As `tell_all`, to the clients of this replica."""
         for session in self.clients():
-            session.notify(line, key=key)
+            if notice.resource is None or notice.resource in session.subscriptions:
+                session.notify(notice.line, key=notice.key)
 
     async def wait_idle(self, linger_s: float) -> None:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""

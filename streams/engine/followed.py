@@ -178,6 +178,11 @@ class FollowedStream(Stream):
             self._post(posts.Left(delivery.number))
             self._home.left(self)
 
+    def read_differently(self, delivery: Follower) -> None:
+        """See `Stream.read_differently`."""
+        if self.delivery is delivery:
+            self._tell_of(delivery, is_new=False)
+
     def fall_silent(self, delivery: Follower) -> None:
         """See `Stream.fall_silent`."""
         if self.delivery is delivery and self.state.idle_since is None:

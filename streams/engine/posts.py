@@ -183,10 +183,11 @@ class SessionChanged(_Post, frozen=True):
 
 
 class Notice(_Post, frozen=True):
-    """A notification for every client: see `Engine.tell_all`."""
+    """A notification for all clients, or for the subscribers of a resource."""
 
     line: bytes
-    key: str | None = None
+    key: str | None = None  # see `Session.notify`
+    resource: str | None = None  # a URI
 
 
 ToReplica = View | Ended | Cancelled | SessionChanged | Notice

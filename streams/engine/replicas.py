@@ -27,11 +27,12 @@ from streams.engine.committer import Committer
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import LIVE
+from streams.engine.notices import NOTICES_MAX
 from streams.engine.posts import Taker, ToOwner, ToReplica
 from streams.engine.retry import patiently
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
-from streams.errors import Conflict, Gone, Refusal, Unavailable, refusal
+from streams.errors import Conflict, Gone, Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal, News, Post
 from streams.journal.records import Record, Restore
 from streams.keys import Keyring
@@ -46,8 +47,8 @@ LATE: Final = 0.5
 CUT_OFF: Final = 0.75
 # A post is sent again after this time where the journal takes nothing.
 RETRY_FIRST_S: Final = 0.02
-RETRY_LAST_S: Final = 0.5
-LOOKED_UP_AT_ONCE: Final = 50  # streams, after news were lost
+RETRY_LAST_S: Final = 0.2
+LOOKED_UP_AT_ONCE: Final = 200  # records of streams
 
 
 class RemoteReader:
@@ -127,8 +128,8 @@ class Engine(Protocol):
     def hang_up_all(self) -> None:
         """Close all connections, so that their clients go to another replica."""
 
-    def tell_here(self, line: bytes, key: str | None) -> None:
-        """Send a notification to every client of this replica."""
+    def tell_here(self, notice: posts.Notice) -> None:
+        """Send a notification to the clients of this replica."""
 
     def cancel_here(self, cancelled: posts.Cancelled) -> None:
         """Cancel a request of a session, if this replica serves it."""
@@ -150,6 +151,7 @@ class Replicas:
         engine: Engine,
     ) -> None:
         self._journal = journal
+        self._name = journal.replica
         self._streams = streams
         self._committer = committer
         self._keyring = keyring
@@ -163,10 +165,15 @@ class Replicas:
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
         self._send, self._outbox = trio.open_memory_channel[tuple[str, str, bytes]](math.inf)
+        self._notices: dict[str | int, posts.Notice] = {}  # by their keys, or else by a number
+        self._has_notices = trio.Event()
         self._claims: dict[str, None] = {"": None}  # owners whose streams are free
         self._has_claims = trio.Event()
         self._has_claims.set()
+        self._has_doubts = trio.Event()  # about which streams this replica owns
         self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
+        self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
+        self._names = {journal.replica}  # that this replica has had
         self._renewed_at = trio.current_time()
         self.is_late = self._is_cut_off = False
         self._nursery: trio.Nursery
@@ -182,7 +189,14 @@ class Replicas:
     async def run(self) -> None:
         """Live as a replica, for ever."""
         async with trio.open_nursery() as self._nursery:
-            for task in (self._beat, self._listen, self._send_posts, self._claim_free):
+            for task in (
+                self._beat,
+                self._listen,
+                self._send_posts,
+                self._claim_free,
+                self._clear_doubts,
+                self._send_notices,
+            ):
                 self._nursery.start_soon(task)
 
     async def release(self) -> None:
@@ -198,16 +212,18 @@ class Replicas:
         """Renew the lease, and look at those of the others, for ever."""
         pause_s = self._journal.lease_s / BEATS
         while True:
+            senders = frozenset(self._unseen)
             try:
                 with trio.fail_after(self._journal.lease_s / 2):
                     counts = await self._journal.renew()
             except (Unavailable, trio.TooSlowError) as trouble:
                 self._missed_beat(trouble)
             else:
-                if counts is None:
+                # An answer that tells of the claim may have been lost: the new name tells as well.
+                if counts is None or self._journal.replica != self._name:
                     self._lose_all()
                 else:
-                    self._look_at(counts)
+                    self._look_at(counts, senders)
             self._look_after_followed()
             await trio.sleep(pause_s)
 
@@ -224,11 +240,12 @@ class Replicas:
             )
             self._engine.hang_up_all()
 
-    def _look_at(self, counts: Mapping[str, int]) -> None:
+    def _look_at(self, counts: Mapping[str, int], senders: frozenset[str]) -> None:
+        """Look at the counts of all replicas. `senders` have sent posts before these were taken."""
         now, lease_s = trio.current_time(), self._journal.lease_s
         # Where this replica itself has stood still, the others did not.
         if now - self._renewed_at > lease_s / 2:
-            self._seen.clear()
+            self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
         self._renewed_at, self.is_late, self._is_cut_off = now, False, False
         ours = self._journal.replica
         for replica, count in counts.items():
@@ -240,9 +257,10 @@ class Replicas:
                 self._gone(replica)
             elif count != was:
                 self._seen[replica] = count, now
-        for replica in [each for each in self._seen if each not in counts]:
-            del self._seen[replica]
+        for replica in sorted((self._seen.keys() | senders) - counts.keys()):
+            self._seen.pop(replica, None)
             self._gone(replica)
+        self._unseen -= senders
         self._engine.share(self.lives)
 
     def _gone(self, replica: str) -> None:
@@ -255,10 +273,18 @@ class Replicas:
 
     def _lose_all(self) -> None:
         """All streams of this replica were taken over by others."""
-        lost = list(self._streams.index)
+        self._name = self._journal.replica
+        lost = [each for each in self._streams.index if each.record.owner != self._name]
         log.warning("other replicas have taken over all calls of this one", calls=len(lost))
+        self._names.add(self._journal.replica)
         for stream in lost:
             self._streams.lose(stream)
+        # Owners have detached what was attached here under the former name.
+        for followed in list(self._followed.values()):
+            self._leave(followed)
+        for number, look in self._looks.items():
+            look.stream.look(number)  # the answer would go to the former name
+        self._engine.hang_up_all()
         self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
         self._seen.clear()
 
@@ -273,10 +299,14 @@ class Replicas:
             idle_since = stream.state.idle_since
             is_idle = idle_since is not None and stream.delivery is None
             if is_idle and trio.current_time() - stream.seen_at > self._journal.lease_s:
-                del self._followed[stream_id]
+                self._leave(stream)
                 self._nursery.start_soon(self._unfollow, stream_id)
             elif trio.current_time() - stream.refreshed_at > self._journal.lease_s:
                 self._refresh_soon(stream)
+
+    def _leave(self, stream: FollowedStream) -> None:
+        del self._followed[stream.id]
+        self._streams.sessions.forget(stream)
 
     async def _unfollow(self, stream_id: str) -> None:
         try:
@@ -299,11 +329,18 @@ class Replicas:
             self._has_claims = trio.Event()
             while self._claims:
                 owner = next(iter(self._claims))
-                records = await patiently(partial(self._journal.claim, owner))
+                records = await patiently(partial(self._take_from, owner))
                 if records:
                     await self._adopt(records)
                 else:
                     del self._claims[owner]
+
+    async def _take_from(self, owner: str) -> Sequence[Record]:
+        try:
+            return await self._journal.claim(owner)
+        except Unavailable:
+            self.doubt()
+            raise
 
     async def _adopt(self, records: Sequence[Record]) -> None:
         """These streams are ours from now on: their calls go on, or end as interrupted."""
@@ -334,8 +371,12 @@ class Replicas:
             self._streams.lose(former)
         stream = self._streams.adopt(record, grants)
         if stream.rerun is not None and stream.state.outcome is LIVE:
-            await stream.reopen_questions()
-            self._engine.go_on(stream)
+            try:
+                await stream.reopen_questions()
+            except Refusal as refused:  # the store has lost some of the call
+                stream.fail(refused)
+            else:
+                self._engine.go_on(stream)
         if followed is not None:
             _move(followed.delivery, stream, is_kept=self._streams.index.get(stream.id) is stream)
             await self._unfollow(record.stream)
@@ -390,7 +431,7 @@ class Replicas:
             with trio.fail_after(2 * self._journal.lease_s + 1):
                 return await receive.receive()
         except trio.TooSlowError:
-            raise Unavailable("the replica that runs the call does not answer") from None
+            raise StoreAway("the replica that runs the call does not answer") from None
         finally:
             del self._looks[number]
 
@@ -408,7 +449,7 @@ class Replicas:
         if self._followed.get(stream_id) is not stream:
             return
         if record is None:
-            del self._followed[stream_id]
+            self._leave(stream)
             if stream.delivery is not None:
                 stream.delivery.fail(refusal("stream_not_found"))
             return
@@ -446,7 +487,7 @@ class Replicas:
             changed = list(self._followed)
             self._streams.sessions.doubt()
             self._claim("")
-            self._nursery.start_soon(self._check_own)
+            self.doubt()
         for stream_id in changed:
             if (stream := self._followed.get(stream_id)) is not None:
                 self._refresh_soon(stream)
@@ -536,11 +577,16 @@ class Replicas:
         is_here = isinstance(follower, RemoteFollower) and (
             follower.replica == sender and follower.number_there == post.number
         )
+        if sender in self._names:
+            return  # it was sent to the former owner, and the delivery is attached by `_move`
+        if sender not in self._seen:
+            self._unseen.add(sender)
         if stream.state.is_tombstone:
             error = posts.error_of(refusal(stream.state.outcome.value))
             self._tell(sender, stream.id, posts.Ended(post.number, error=error))
         elif is_here:
-            assert follower is not None
+            assert isinstance(follower, RemoteFollower)
+            follower.reader.level = post.level
             stream.attach(follower)
         elif follower is not None and self._is_older(post, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
@@ -574,23 +620,52 @@ class Replicas:
         self._streams.lose(stream)
         return ()
 
-    async def _check_own(self) -> None:
-        """News were lost, perhaps by a failover: does the journal still have what we own?"""
-        waiting = iter(self._streams.index)
-        while some := list(itertools.islice(waiting, LOOKED_UP_AT_ONCE)):
-            async with trio.open_nursery() as nursery:
-                for stream in some:
-                    nursery.start_soon(self._check, stream)
+    def doubt(self) -> None:
+        """This replica may own other streams in the journal than here.
+
+        The answer to a claim was lost, or news were, perhaps by a failover.
+        """
+        self._has_doubts.set()
+
+    async def _clear_doubts(self) -> None:
+        """Compare the streams that this replica owns in the journal with those here, for ever."""
+        while True:
+            await self._has_doubts.wait()
+            self._has_doubts = trio.Event()
+            listed: set[str] = set()
+            unknown: list[str] = []
+            after = 0
+            while some := await patiently(
+                partial(self._journal.owned, after=after, limit=LOOKED_UP_AT_ONCE)
+            ):
+                after = some[-1].number
+                listed.update(record.stream for record in some)
+                unknown += [each.stream for each in some if not self._compare(each)]
+            for stream in self._streams.index:
+                if stream.is_recorded and stream.id not in listed:
+                    await self._check(stream)
+            if unknown:
+                await self._committer.settled()  # some may just be forgotten
+                for stream_id in unknown:
+                    await patiently(partial(self._streams.cache.find, stream_id))
+
+    def _compare(self, record: Record) -> bool:
+        """Put the record of a stream that is owned here back, if need be; False if none is."""
+        stream = self._streams.index.get(record.stream)
+        if stream is not None and record.last < stream.restoration().record.last:
+            self._committer.add(stream.restoration())
+        return stream is not None
 
     async def _check(self, stream: Stream) -> None:
-        if not stream.is_recorded:
-            return
+        """The journal has no such stream, another replica owns it, or it is too new."""
         record = await patiently(partial(self._journal.find, stream.id))
         if self._streams.index.get(stream.id) is not stream:
             return
-        if record is None or record.last < stream.restoration().record.last:
+        if record is None:
             self._committer.add(stream.restoration())
-        elif record.owner != self._journal.replica:
+        elif record.owner == self._journal.replica:
+            self._compare(record)
+        else:
             self._streams.lose(stream)
 
     # As a replica that follows
@@ -613,8 +688,14 @@ class Replicas:
                 self._engine.cancel_here(post)
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
+                self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
             case posts.Notice():
-                self._engine.tell_here(post.line, post.key)
+                self._nursery.start_soon(self._notify_here, post)
+
+    async def _notify_here(self, notice: posts.Notice) -> None:
+        if notice.resource is not None:  # a client may have subscribed at another replica
+            await self._streams.sessions.refresh_doubtful()
+        self._engine.tell_here(notice)
 
     # Sending
 
@@ -629,8 +710,36 @@ class Replicas:
         """Tell all other replicas."""
         self._send.send_nowait((_ALL, "", posts.encode(post)))
 
-    def _tell_of_session(self, key: str, is_over: bool) -> None:
-        self.broadcast(posts.SessionChanged(key, is_over))
+    def notify(self, notice: posts.Notice) -> None:
+        """Send a notification to the clients of all other replicas.
+
+        While the store is away, the latest of each key waits, and the oldest are dropped.
+        """
+        name = next(self._numbers) if notice.key is None else notice.key
+        self._notices.pop(name, None)
+        self._notices[name] = notice
+        if len(self._notices) > NOTICES_MAX:
+            del self._notices[next(iter(self._notices))]
+        self._has_notices.set()
+
+    async def _send_notices(self) -> None:
+        while True:
+            await self._has_notices.wait()
+            self._has_notices = trio.Event()
+            bodies = [posts.encode(each) for each in self._notices.values()]
+            self._notices.clear()
+            await self._send_to(_ALL, "", bodies)
+
+    async def _tell_of_session(self, key: str, is_over: bool) -> None:
+        """Tell all replicas, also if the client does not wait for it."""
+        is_told = trio.Event()
+
+        async def tell() -> None:
+            await self._send_to(_ALL, "", [posts.encode(posts.SessionChanged(key, is_over))])
+            is_told.set()
+
+        self._nursery.start_soon(tell)
+        await is_told.wait()
 
     async def _send_posts(self) -> None:
         """Send posts for ever: those for one place together, each place's in their order."""

@@ -11,8 +11,9 @@ the grant of that delivery:
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -24,6 +25,7 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.notices import resource_updated
+from streams.engine.retry import patiently
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
 from streams.journal.contract import Journal
@@ -141,7 +143,7 @@ class HttpSession(Session):
         """Take over what another replica has changed: the log level and the subscriptions."""
         capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
         self.subscriptions = dict.fromkeys(capabilities.get(SUBSCRIPTIONS, ()))
-        self.level = record.level
+        self.set_level(record.level)
 
 
 class _Named:
@@ -182,8 +184,10 @@ class Sessions:
         self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = wall() - trio.current_time()
         # Of a shared journal: what the other replicas are told of a session, by its key.
-        self.tell_others: Callable[[str, bool], None] | None = None
-        self._doubtful: set[str] = set()  # sessions that another replica may have changed
+        self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
+        # The sessions that another replica may have changed, with the number of the change.
+        self._doubtful: dict[str, int] = {}
+        self._changes = count(1)
 
     def _now(self) -> float:
         """Wall time without the steps of the clock since the start, which make no session idle."""
@@ -214,13 +218,13 @@ class Sessions:
         principal = stream.record.principal
         for owner in self._of_principal.get(principal, {}).values():
             if owner.is_anonymous:
-                self._name(owner, stream.id).granted[""] = Granted(None)
+                self._name(owner, stream.id).granted.setdefault("", Granted(None))
             else:
                 self._unclaimed |= dict.fromkeys(self._keyring.event_keys(stream.id), stream)
                 break
         for grant in grants:
             if session := self._by_key.get(grant.session):
-                self._name(session, stream.id).granted[grant.delivery] = Granted(grant)
+                self._name(session, stream.id).granted.setdefault(grant.delivery, Granted(grant))
 
     # Sessions
 
@@ -238,10 +242,15 @@ class Sessions:
         if self.tell_others is None:
             return
         key = hashed(session_id)
-        if key in self._by_key and key not in self._doubtful:
-            return
+        if key not in self._by_key or key in self._doubtful:
+            await self.refresh(key)
+
+    async def refresh(self, key: str) -> None:
+        """Read a session, which another replica has begun or may have changed, from the journal."""
+        change = self._doubtful.get(key)
         record = await self._journal.session(key)
-        self._doubtful.discard(key)
+        if self._doubtful.get(key) == change:  # else it was changed once more
+            self._doubtful.pop(key, None)
         held = self._by_key.get(key)
         if record is None:
             if held is not None:
@@ -251,11 +260,18 @@ class Sessions:
             self._saved[key] = session.record()
             self._hold(session)
         else:
+            self._saved[key] = record
             held.refresh(record)
 
     def doubt(self) -> None:
         """News were lost: look each session up when it is used next."""
-        self._doubtful = set(self._by_key)
+        self._doubtful = {key: next(self._changes) for key in self._by_key}
+
+    async def refresh_doubtful(self) -> None:
+        """Read all sessions that another replica may have changed."""
+        for key in list(self._doubtful):
+            if key in self._by_key:
+                await patiently(partial(self.refresh, key))
 
     def changed(self, key: str, *, is_over: bool) -> None:
         """Another replica has changed or ended a session."""
@@ -265,7 +281,7 @@ class Sessions:
         if is_over:
             self.unload(session)
         else:
-            self._doubtful.add(key)
+            self._doubtful[key] = next(self._changes)
 
     def unload(self, session: HttpSession) -> None:
         """Let a session leave memory, and close its connections; the journal keeps it."""
@@ -336,17 +352,24 @@ class Sessions:
             session.has_changed = False
             await self._committer.settled(self._save(session))
             if self.tell_others is not None:
-                self.tell_others(session.key, False)
+                await self.tell_others(session.key, False)
 
     def _save(self, session: HttpSession) -> SaveSession:
         record = self._saved[session.key] = session.record()
         return SaveSession(record)
 
     async def close(self, session: HttpSession) -> None:
-        """End a session for its client. Raises `Refusal` where the journal takes nothing."""
+        """End a session for its client.
+
+        Raises `Refusal` where the journal takes nothing, and `Unavailable`.
+        """
         self._committer.check()
+        if self.tell_others is not None:
+            await self._journal.session(session.key)  # is the store there?
         self.end(session)
         await self._committer.settled()
+        if self.tell_others is not None:
+            await self.tell_others(session.key, True)
 
     def end(self, session: HttpSession) -> None:
         """Forget a session and close its connections. `on_end` decides about its streams."""
@@ -354,8 +377,6 @@ class Sessions:
         self._committer.add(DropSession(session.key))
         self._on_end(session)
         session.on_end()
-        if self.tell_others is not None:
-            self._committer.when_settled(partial(self.tell_others, session.key, True))
 
     def _leave(self, session: HttpSession) -> None:
         if session.standing is not None:
@@ -364,6 +385,7 @@ class Sessions:
             delivery.connection.hang_up()
         self._by_key.pop(session.key, None)
         self._saved.pop(session.key, None)
+        self._doubtful.pop(session.key, None)
         theirs = self._of_principal.get(session.principal, {})
         if theirs.pop(session.key, None) and not theirs:
             del self._of_principal[session.principal]

@@ -760,6 +760,9 @@ class Stream:
         leave(self._left_at)
         self._on_settled(self)
 
+    def read_differently(self, delivery: Follower) -> None:
+        """The client of this delivery wants log messages of another level."""
+
     async def change(self) -> None:
         """Wait for the next `notify`, whatever has changed."""
         if self._changed is None:

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeVar, Unpack, overload
 import trio
 
 from streams import messages
-from streams.engine.connection import Session
 from streams.engine.notices import resource_updated
+from streams.engine.posts import Notice
 from streams.engine.streams import DEFERRAL_S
 from streams.exchange import Admit, AsgiApp
 from streams.journal.contract import Journal
@@ -207,7 +207,7 @@ class Server:
         A client that reads nothing now, or has no connection, is told later, once for each URI.
         """
         line, key = resource_updated(uri)
-        self._tell(line, key, lambda session: uri in session.subscriptions)
+        self._tell(Notice(line, key, uri))
         await trio.lowlevel.checkpoint()
 
     @overload
@@ -282,12 +282,12 @@ class Server:
     def _list_changed(self, what: str) -> None:
         """Tell all clients that a list has changed."""
         method = f"notifications/{what}/list_changed"
-        self._tell(messages.notification(method), method, lambda _: True)
+        self._tell(Notice(messages.notification(method), method))
 
-    def _tell(self, line: bytes, key: str, is_for: Callable[[Session], bool]) -> None:
-        """Notify the clients that it is for. May be called in any thread."""
+    def _tell(self, notice: Notice) -> None:
+        """Notify the clients of all running servers. May be called in any thread."""
         for running in self._running.copy():
-            running.tell(line, key, is_for)
+            running.tell(notice)
 
     async def notify_all(self, method: str, params: Any = None) -> None:
         """Notify the clients of all running servers; see `RunningServer.notify_all`."""

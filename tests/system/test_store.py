@@ -7,7 +7,9 @@ import base64
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -22,6 +24,7 @@ from tests.wire.verbs import POSITIONS, Reader, Started, called, read_stream, st
 
 SECRET = "hunter2"
 KEYS = "{mcp-streams}:keys"
+SCHEMA = ("HGET", "{mcp-streams}:journal", "schema")
 
 
 @pytest.fixture
@@ -88,6 +91,64 @@ def test_calls_and_keys_outlive_the_process(tmp_path: Path, store: str) -> None:
             peer.initialize(POSITIONS)
             after, _ = read_stream(peer, started.with_token, after=0)
             assert after.seqs(started.stream) == up_to(10)
+
+
+# A later version of the form of records and of the library of functions: it has a new field in
+# each record, another text of the library, and a schema that begins once all replicas know it.
+LATER: Final = """
+import msgspec
+from streams.journal.redis import codec, library
+
+class Progress(codec.Progress, frozen=True, array_like=True, gc=False):
+    later: str = "by an older version"
+
+codec.SCHEMA, codec.Progress = 2, Progress
+codec._progress = msgspec.msgpack.Decoder(Progress).decode
+library.CODE = library.CODE.replace(library.NAME.encode(), library.NAME.encode() + b"_later")
+library.NAME += "_later"
+"""
+
+
+def test_replicas_are_upgraded_one_after_the_other(
+    tmp_path: Path, server: Server, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls go on, from older replicas to later ones, and back while both serve."""
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "sitecustomize.py").write_text(LATER)
+    gate = Gate(tmp_path / "gate")
+    options = ("--lease", "0.5")
+    one, two, three = (ServerProcess(tmp_path, store=store, options=options) for _ in range(3))
+    with ExitStack() as stack:
+        stack.enter_context(one)
+        stack.enter_context(two)
+        with one.connect("ws-streams") as peer:
+            peer.initialize(POSITIONS)
+            ended = start(peer, "count", n=9)
+            Reader(peer).until_seq(ended.stream, 10)
+        with monkeypatch.context() as later:
+            later.setenv("PYTHONPATH", str(tmp_path / "later"))
+            stack.enter_context(three)
+        with three.connect("ws-streams") as peer, two.connect("ws-streams") as old:
+            for each in (peer, old):
+                each.initialize(POSITIONS)
+            after, _ = read_stream(peer, ended.with_token, after=0)
+            assert after.seqs(ended.stream) == up_to(10)
+            begun = start(peer, "count", n=3, gate=gate.path)
+            gate.release(10)
+            after, _ = read_stream(old, begun.with_token, after=0)
+            assert after.seqs(begun.stream) == up_to(4)
+        assert (one.stop(), two.stop()) == (0, 0)
+        wait_until(
+            "the schema of the later version",
+            lambda: b"2" in server.ask(*SCHEMA, login=("AUTH", SECRET)).split(),
+        )
+        assert "upgrade mcp-streams here" in refused(*LISTENING, f"--journal={store}")
+        with three.connect("ws-streams") as peer:
+            peer.initialize(POSITIONS)
+            after, _ = read_stream(peer, begun.with_token, after=0)
+            assert after.seqs(begun.stream) == up_to(4)
+        assert three.stop() == 0
+    gate.close()
 
 
 # Over stdio

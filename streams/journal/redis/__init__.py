@@ -19,7 +19,8 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 | `e`, `u` | sorted set | evicted streams by when they are due, and the unwanted ones |
 | `s:<session>`, `sg:<session>` | hash | a session, and its grants |
 | `sessions`, `sp:<principal>` | sorted set | sessions by when they expire |
-| `replicas`, `commits`, `epochs` | hash | of each replica: renewals, its last commit, its epoch |
+| `replicas`, `commits` | hash | of each replica: renewals, its last commit |
+| `epochs`, `schemas` | hash | of each replica: its epoch, the newest schema that it knows |
 | `in:<replica>` | stream | posts to a replica; `in:` are for streams that wait for an owner |
 | `keys`, `copying` | string | keys of tokens; the marker of an unfinished copy |
 | `t:<name>` | string | the holder of a turn |

@@ -18,7 +18,9 @@ from streams.journal.records import Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
 from streams.messages import RequestId
 
-# Of records, sessions and keys. A journal of a newer schema is refused.
+# Of records, sessions and keys. A journal of a newer schema is refused. The store has the newest
+# schema that all its replicas know: a version with another form writes it when the store has its
+# schema. A field that is added at the end of a struct, with a default, needs no new schema.
 SCHEMA: Final = 1
 VERSION_BYTES: Final = 12
 NAME_BYTES: Final = 16

