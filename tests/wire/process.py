@@ -23,6 +23,7 @@ APP: Final = f"{Path(__file__).parent / 'tools_server.py'}:server"
 FAULTY_APP: Final = f"{Path(__file__).parent / 'faulty_tools_server.py'}:server"
 CLI: Final = (sys.executable, "-m", "streams.cli")
 OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
+_OF_OWNERS: Final = ("--limit", "--max-message-bytes", "--require-resume-token")
 _END: Final = "(end of standard error)"
 _WS_ADDRESS: Final = re.compile(r"wss?://127\.0\.0\.1:(\d+)")
 _HTTP_ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:(\d+)/mcp")
@@ -180,6 +181,17 @@ class ServerProcess:
             )
         assert is_said, f"not {what!r}:\n" + "".join(self.log)
 
+    def taken_over(self, is_so: Callable[[], object]) -> None:
+        """Wait for calls that ran at a restart: over a store they have an owner after one lease."""
+        if self._place.state is not None:
+            wait_until("the calls are taken over", is_so)
+
+    def check_journal(self) -> None:
+        """Verify the journal."""
+        words = [*CLI, "verify", self._place.journal]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def is_alive(self) -> bool:
         return bool(self._processes) and all(
             each.process.poll() is None for each in self._processes
@@ -234,11 +246,20 @@ class ServerProcess:
         """A new connection; on stdio a new relay process to this owner of the journal."""
         if kind == "stdio":
             # Over a store the relay starts an owner, as one more replica.
-            more = self._options if self._place.state else ()
+            more = self._for_owner() if self._place.state else ()
             return PipePeer(self._place.command([*CLI, "serve", self._app, "--stdio", *more]))
         if kind in ACCEPTS:
             return HttpPeer(self.http_port, kind)
         return WebSocketPeer(self.url, OFFERS[kind])
+
+    def _for_owner(self) -> list[str]:
+        """The options that an owner has, too: those of listeners are not for it."""
+        taken: list[str] = []
+        is_own = False
+        for word in self._options:
+            is_own = word.startswith(_OF_OWNERS) if word.startswith("--") else is_own
+            taken += [word] if is_own else []
+        return taken
 
     def exchange(self, sent: bytes, then: bytes | None = None) -> bytes:
         """Send bytes over a bare TCP connection, then the end; returns all bytes that came.
