@@ -1,4 +1,4 @@
-"""A server of Redis, and bare clients of it: what the store itself takes and gives.
+"""A server of Redis, and bare clients of it: the limits of the store itself.
 
 The clients use blocking sockets, and no library that would take time: commands are packed before
 the clock runs, and answers are parsed after it has stopped. coredis is used as users do.
@@ -72,7 +72,7 @@ def opened(folder: Path) -> Iterator[Store]:
         yield Store(port, version)
 
 
-# What it takes
+# Writes
 
 
 def xadd(store: Store, streams: int, count: int, size: int) -> float:
@@ -139,7 +139,7 @@ def _check(entries: Any, count: int) -> int:
     return check_messages(lines, 0, count)
 
 
-# What it gives
+# Reads
 
 
 def xrange(store: Store, count: int, size: int) -> float:
