@@ -50,6 +50,6 @@ async def at_start(ask: Callable[[], Awaitable[_T]]) -> _T:
         return await patiently(ask, for_s=START_S, doing="waiting for the store of the journal")
     except Unavailable as trouble:
         raise JournalUnusable(
-            f"{trouble}; the server has waited for {START_S:g} s: start the store, look at its log, "
-            "or name another one with --journal."
+            f"{trouble}; the server has waited for {START_S:g} s: start the store, look at its "
+            "log, or name another one with --journal."
         ) from trouble
