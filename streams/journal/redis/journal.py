@@ -458,22 +458,26 @@ class RedisJournal:
                 f"that begin with {self._prefix}."
             )
         await self._calls((b"SET", self._prefix + "copying", b"1"))
+        await self._delete_all(besides=self._prefix + "copying")
+        await self._writer.begin_anew()
+
+    async def delete(self) -> None:
+        """Delete the whole journal, and close it."""
+        await self.aclose()
         await self._delete_all()
 
-    async def _delete_all(self) -> None:
-        """Delete all keys but the marker of a copy, and enter anew."""
+    async def _delete_all(self, besides: str = "") -> None:
+        """Delete all keys but one."""
         pattern = re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + "*"
         cursor = b"0"
         while True:
-            [(cursor, found)] = await self._calls(
-                (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCANNED_AT_ONCE)
-            )
-            gone = [key for key in found if not key.endswith(b":copying")]
+            scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCANNED_AT_ONCE)
+            [(cursor, found)] = await self._reader.calls([scan])
+            gone = [key for key in found if key != besides.encode()]
             if gone:
-                await self._calls((b"UNLINK", *gone))
+                await self._reader.calls([(b"UNLINK", *gone)])
             if cursor == b"0":
                 break
-        await self._writer.begin_anew()
 
     async def finish_copy(self) -> None:
         """The copy is whole."""
