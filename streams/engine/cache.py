@@ -28,7 +28,7 @@ from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import Refusal, Unavailable
+from streams.errors import Refusal, StoreAway
 from streams.journal.contract import Journal
 from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
@@ -58,6 +58,9 @@ class Owner(Protocol):
 
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
+
+    async def take(self, stream_id: str) -> Record | None:
+        """Own a stream that has no owner: see `Journal.take`."""
 
     async def follow(self, record: Record) -> Stream | None:
         """The stream of a record that another replica owns, or that has just become ours.
@@ -214,7 +217,7 @@ class Cache:
             if await self._journal.principal_of(stream_id) is None:
                 return None
             await trio.sleep(PAUSE_S)
-        raise Unavailable("the call goes from one replica to another")
+        raise StoreAway("the call goes from one replica to another")
 
     async def _load(self, stream_id: str) -> Stream | None:
         """Load a stream. `_loading` keeps other tasks from loading it meanwhile: a record that was
@@ -222,7 +225,7 @@ class Cache:
         """
         done = self._loading[stream_id] = trio.Event()
         try:
-            record = await self._journal.take(stream_id)
+            record = await self._owner.take(stream_id)
             if record is not None and self._is_shared:
                 is_ours = record.owner == self._journal.replica
                 if not is_ours or record.due_at is None:

@@ -17,13 +17,14 @@ from streams.errors import (
     JournalError,
     JournalUnusable,
     Refusal,
+    StoreAway,
     Unavailable,
     refusal,
 )
 from streams.exchange import authenticated
 from streams.journal.contract import Journal, Shortage
 from streams.journal.records import Ack, Append, Change, Evict, Forget
-from streams.limits import MIB
+from streams.limits import MIB, STORE_RETRY_S
 from streams.logs import log
 
 BATCH_BYTES_MAX: Final = 16 * MIB  # that may wait for one commit
@@ -40,6 +41,7 @@ SHARED_S: Final = 0.1
 ACK_DELAY_S: Final = 1.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 2.0
+AWAY_LAST_S: Final = 0.2  # the same for a store that is away, which an attempt hardly troubles
 FEW_BYTES: Final = 4 * 1024  # a batch of a stream that is committed even with little room left
 LOOK_BYTES: Final = MIB  # of lines that are committed between two looks at the room
 LOOK_S: Final = 0.25
@@ -183,13 +185,9 @@ class Committer:
         trouble = self._trouble or shortage
         if trouble is not None:
             message = f"The journal takes nothing new now ({trouble}): try again later."
-            # A store that is away is soon back: clients repeat the request by themselves.
-            is_away = self._journal.replica and shortage is None
-            raise (
-                refusal("unavailable").saying(message)
-                if is_away
-                else Refusal(INTERNAL_ERROR, message)
-            )
+            if isinstance(trouble, StoreAway):
+                raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(message)
+            raise Refusal(INTERNAL_ERROR, message)
 
     def _look_again_soon(self) -> None:
         """Start a commit, even an empty one: only a commit updates the anonymous callers' share.
@@ -345,7 +343,8 @@ class Committer:
                 if isinstance(trouble, Full) and len(steps[0]) > 1:
                     steps[:1] = _parts(steps[0])
                     continue
-                await trio.sleep(backoff_s(RETRY_FIRST_S, failures, RETRY_LAST_S))
+                last_s = AWAY_LAST_S if isinstance(trouble, StoreAway) else RETRY_LAST_S
+                await trio.sleep(backoff_s(RETRY_FIRST_S, failures, last_s))
                 failures += 1
                 steps[0] = self._with_acks(steps[0])
                 continue

@@ -855,7 +855,7 @@ class Connection:
         if not (runs or delivery.is_over):
             await self._explain(delivery, Missing(position + 1, state.durable))
         if runs and runs[0].seq > position + 1 and not delivery.is_over:
-            delivery.fail(refusal("messages_gone", earliestSeq=runs[0].seq))
+            _tell_gap(delivery, runs[0].seq)
         return runs
 
     async def _explain(self, delivery: Delivery, gap: Missing) -> None:
@@ -869,6 +869,10 @@ class Connection:
         record, position = await self._journal.find(delivery.stream.id), delivery.position
         if record is not None and record.trimmed > position:
             delivery.fail(refusal("messages_gone", earliestSeq=record.trimmed + 1))
+            return
+        if record is not None and record.has_lost(position + 1):
+            assert record.lost is not None
+            _tell_gap(delivery, record.lost[1] + 1)
             return
         if record is None:  # another replica has it now, and has forgotten it
             delivery.hang_up()
@@ -986,3 +990,11 @@ class Connection:
             self._is_silent = True
             for delivery in self.deliveries:
                 delivery.stream.fall_silent(delivery)
+
+
+def _tell_gap(delivery: Delivery, earliest: int) -> None:
+    """Tell the client that the store has lost the messages between its position and `earliest`."""
+    lost = refusal("messages_gone", earliestSeq=earliest)
+    delivery.fail(
+        lost.saying("The store has lost messages after this cursor: resume from earliestSeq - 1.")
+    )

@@ -21,7 +21,14 @@ from streams.engine.posts import Acked, Taker
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
-from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
+from streams.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    Missing,
+    Refusal,
+    refusal,
+)
 from streams.exchange import authenticated, is_anonymous
 from streams.journal.contract import Journal
 from streams.journal.records import Record
@@ -263,7 +270,7 @@ class Operations:
         after = min(max(state.handed, state.delivered), last)
         runs: Sequence[Run] = ()
         if after < min(last, state.durable):
-            runs = await self._journal.read(stream.id, after, bytes_max=MISSED_BYTES)
+            runs = await self._read_missed(stream, after)
         missed = []
         for run in runs:
             for line in run.until(last).lines if run.seq <= last else ():
@@ -271,6 +278,15 @@ class Operations:
                 if message.kind is Kind.NOTIFICATION and message.method != _PROGRESS:
                     missed.append(line)
         return missed, min(runs[-1].last, last) if runs else after
+
+    async def _read_missed(self, stream: Stream, after: int) -> Sequence[Run]:
+        try:
+            runs = await self._journal.read(stream.id, after, bytes_max=MISSED_BYTES)
+        except Missing:
+            if self._streams.replicas is None:
+                raise
+            return ()  # a store has lost them, perhaps for a moment: see `Connection._explain`
+        return runs if runs and runs[0].seq == after + 1 else ()
 
     def replace(self, stream: Stream) -> None:
         """Forget an ended call, since the same call begins again under the same key."""
@@ -695,6 +711,3 @@ def _check_cursor(stream: Stream, after: int | None) -> None:
         raise refusal("cursor_ahead", lastSeq=stream.state.durable)
     if after < stream.state.delivered:
         raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
-    lost = stream.record.lost
-    if lost is not None and lost[0] - 1 <= after < lost[1]:
-        raise refusal("messages_gone", earliestSeq=lost[1] + 1)

@@ -32,7 +32,7 @@ from streams.engine.posts import Taker, ToOwner, ToReplica
 from streams.engine.retry import patiently
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
-from streams.errors import Conflict, Gone, Refusal, Unavailable, refusal
+from streams.errors import Conflict, Gone, Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal, News, Post
 from streams.journal.records import Record, Restore
 from streams.keys import Keyring
@@ -47,8 +47,8 @@ LATE: Final = 0.5
 CUT_OFF: Final = 0.75
 # A post is sent again after this time where the journal takes nothing.
 RETRY_FIRST_S: Final = 0.02
-RETRY_LAST_S: Final = 0.5
-LOOKED_UP_AT_ONCE: Final = 50  # streams, after news were lost
+RETRY_LAST_S: Final = 0.2
+LOOKED_UP_AT_ONCE: Final = 200  # records of streams
 
 
 class RemoteReader:
@@ -151,6 +151,7 @@ class Replicas:
         engine: Engine,
     ) -> None:
         self._journal = journal
+        self._name = journal.replica
         self._streams = streams
         self._committer = committer
         self._keyring = keyring
@@ -169,6 +170,7 @@ class Replicas:
         self._claims: dict[str, None] = {"": None}  # owners whose streams are free
         self._has_claims = trio.Event()
         self._has_claims.set()
+        self._has_doubts = trio.Event()  # about which streams this replica owns
         self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
         self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
         self._names = {journal.replica}  # that this replica has had
@@ -191,8 +193,9 @@ class Replicas:
                 self._beat,
                 self._listen,
                 self._send_posts,
-                self._send_notices,
                 self._claim_free,
+                self._clear_doubts,
+                self._send_notices,
             ):
                 self._nursery.start_soon(task)
 
@@ -216,7 +219,8 @@ class Replicas:
             except (Unavailable, trio.TooSlowError) as trouble:
                 self._missed_beat(trouble)
             else:
-                if counts is None:
+                # An answer that tells of the claim may have been lost: the new name tells as well.
+                if counts is None or self._journal.replica != self._name:
                     self._lose_all()
                 else:
                     self._look_at(counts, senders)
@@ -269,7 +273,8 @@ class Replicas:
 
     def _lose_all(self) -> None:
         """All streams of this replica were taken over by others."""
-        lost = list(self._streams.index)
+        self._name = self._journal.replica
+        lost = [each for each in self._streams.index if each.record.owner != self._name]
         log.warning("other replicas have taken over all calls of this one", calls=len(lost))
         self._names.add(self._journal.replica)
         for stream in lost:
@@ -324,11 +329,18 @@ class Replicas:
             self._has_claims = trio.Event()
             while self._claims:
                 owner = next(iter(self._claims))
-                records = await patiently(partial(self._journal.claim, owner))
+                records = await patiently(partial(self._take_from, owner))
                 if records:
                     await self._adopt(records)
                 else:
                     del self._claims[owner]
+
+    async def _take_from(self, owner: str) -> Sequence[Record]:
+        try:
+            return await self._journal.claim(owner)
+        except Unavailable:
+            self.doubt()
+            raise
 
     async def _adopt(self, records: Sequence[Record]) -> None:
         """These streams are ours from now on: their calls go on, or end as interrupted."""
@@ -359,8 +371,12 @@ class Replicas:
             self._streams.lose(former)
         stream = self._streams.adopt(record, grants)
         if stream.rerun is not None and stream.state.outcome is LIVE:
-            await stream.reopen_questions()
-            self._engine.go_on(stream)
+            try:
+                await stream.reopen_questions()
+            except Refusal as refused:  # the store has lost some of the call
+                stream.fail(refused)
+            else:
+                self._engine.go_on(stream)
         if followed is not None:
             _move(followed.delivery, stream, is_kept=self._streams.index.get(stream.id) is stream)
             await self._unfollow(record.stream)
@@ -415,7 +431,7 @@ class Replicas:
             with trio.fail_after(2 * self._journal.lease_s + 1):
                 return await receive.receive()
         except trio.TooSlowError:
-            raise Unavailable("the replica that runs the call does not answer") from None
+            raise StoreAway("the replica that runs the call does not answer") from None
         finally:
             del self._looks[number]
 
@@ -471,7 +487,7 @@ class Replicas:
             changed = list(self._followed)
             self._streams.sessions.doubt()
             self._claim("")
-            self._nursery.start_soon(self._check_own)
+            self.doubt()
         for stream_id in changed:
             if (stream := self._followed.get(stream_id)) is not None:
                 self._refresh_soon(stream)
@@ -604,23 +620,52 @@ class Replicas:
         self._streams.lose(stream)
         return ()
 
-    async def _check_own(self) -> None:
-        """News were lost, perhaps by a failover: does the journal still have what we own?"""
-        waiting = iter(self._streams.index)
-        while some := list(itertools.islice(waiting, LOOKED_UP_AT_ONCE)):
-            async with trio.open_nursery() as nursery:
-                for stream in some:
-                    nursery.start_soon(self._check, stream)
+    def doubt(self) -> None:
+        """This replica may own other streams in the journal than here.
+
+        The answer to a claim was lost, or news were, perhaps by a failover.
+        """
+        self._has_doubts.set()
+
+    async def _clear_doubts(self) -> None:
+        """Compare the streams that this replica owns in the journal with those here, for ever."""
+        while True:
+            await self._has_doubts.wait()
+            self._has_doubts = trio.Event()
+            listed: set[str] = set()
+            unknown: list[str] = []
+            after = 0
+            while some := await patiently(
+                partial(self._journal.owned, after=after, limit=LOOKED_UP_AT_ONCE)
+            ):
+                after = some[-1].number
+                listed.update(record.stream for record in some)
+                unknown += [each.stream for each in some if not self._compare(each)]
+            for stream in self._streams.index:
+                if stream.is_recorded and stream.id not in listed:
+                    await self._check(stream)
+            if unknown:
+                await self._committer.settled()  # some may just be forgotten
+                for stream_id in unknown:
+                    await patiently(partial(self._streams.cache.find, stream_id))
+
+    def _compare(self, record: Record) -> bool:
+        """Put the record of a stream that is owned here back, if need be; False if none is."""
+        stream = self._streams.index.get(record.stream)
+        if stream is not None and record.last < stream.restoration().record.last:
+            self._committer.add(stream.restoration())
+        return stream is not None
 
     async def _check(self, stream: Stream) -> None:
-        if not stream.is_recorded:
-            return
+        """The journal has no such stream, another replica owns it, or it is too new."""
         record = await patiently(partial(self._journal.find, stream.id))
         if self._streams.index.get(stream.id) is not stream:
             return
-        if record is None or record.last < stream.restoration().record.last:
+        if record is None:
             self._committer.add(stream.restoration())
-        elif record.owner != self._journal.replica:
+        elif record.owner == self._journal.replica:
+            self._compare(record)
+        else:
             self._streams.lose(stream)
 
     # As a replica that follows

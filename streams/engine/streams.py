@@ -22,7 +22,7 @@ from streams.engine.rerun import Rerun
 from streams.engine.retry import patiently
 from streams.engine.sessions import HttpSession, Sessions
 from streams.engine.stream import Answer, Stream
-from streams.errors import refusal
+from streams.errors import Unavailable, refusal
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record
 from streams.journal.sessions import Grant
@@ -56,6 +56,9 @@ class Others(Protocol):
 
     def post(self, stream: str, post: ToOwner) -> None:
         """Send this to the owner of a stream."""
+
+    def doubt(self) -> None:
+        """This replica may own streams that it does not know of."""
 
 
 class Streams:
@@ -155,6 +158,15 @@ class Streams:
         if record.owner == self._journal.replica:
             return await self.replicas.adopt(record)
         return await self.replicas.follow(record)
+
+    async def take(self, stream_id: str) -> Record | None:
+        """See `Owner.take`."""
+        try:
+            return await self._journal.take(stream_id)
+        except Unavailable:
+            if self.replicas is not None:
+                self.replicas.doubt()
+            raise
 
     def here(self, stream_id: str) -> Stream | None:
         """The stream of this id, if it is in memory, of this replica or followed."""

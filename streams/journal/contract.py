@@ -139,6 +139,9 @@ class Journal(Lookups, Protocol):
         some of the owner's streams: call it again until it returns none. Of two replicas that claim
         a stream, one gets it. Posts to `owner` about these streams, which it has not received, are
         among the `news` of this replica from then on.
+
+        If it raises `Unavailable`, streams may have been claimed all the same: `owned` has them.
+        So it is with `take`.
         """
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
@@ -161,7 +164,8 @@ class Journal(Lookups, Protocol):
 
         Returns at most `bytes_max` bytes, or one line that is longer. It may be less than would
         fit, to avoid cutting a stored run. Short runs are joined, up to `STORED_BYTES_MAX`. `after`
-        must not lie below the record's `trimmed`.
+        must not lie below the record's `trimmed`. If the next lines are lost (`Record.lost`), the
+        first run begins behind these. Raises `Missing` if lines are missing for any other reason.
         """
 
     async def aclose(self) -> None:
@@ -191,11 +195,18 @@ class Journal(Lookups, Protocol):
     async def release(self) -> None:
         """Give up all streams of this replica, for others to claim at once."""
 
+    async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
+        """The streams that this replica owns, in the order of their numbers.
+
+        Only those with numbers above `after`, and at most `limit`.
+        """
+
     async def take(self, stream: str) -> Record | None:
         """Own a stream that has no owner, with a new fence, and return its record.
 
         The record of a stream that another replica owns is returned as it is: see `Record.owner`.
-        In a journal that is not shared this is `find`.
+        A stream that this replica owns already has a new fence if the store may have lost lines of
+        it, which are then `lost`. In a journal that is not shared this is `find`.
         """
 
     async def follow(self, stream: str) -> Record | None:

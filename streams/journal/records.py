@@ -96,6 +96,20 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cyc
         """
         return self.acked if self.restart is None else min(self.acked, self.restart.seq)
 
+    def has_lost(self, seq: int) -> bool:
+        """Whether the line `seq` was lost by a store."""
+        return self.lost is not None and self.lost[0] <= seq <= self.lost[1]
+
+    def losing(self, last: int) -> "Record":
+        """The record once all lines above its own last one, up to `last`, are lost as well.
+
+        It knows one range of lost lines. If lines before are lost that a client may ask for, those
+        between count as lost, too.
+        """
+        lost = self.lost
+        first = self.last + 1 if lost is None or lost[1] <= self.trimmed else lost[0]
+        return msgspec.structs.replace(self, last=last, lost=(first, last))
+
     @property
     def is_wanted(self) -> bool:
         """Whether the call still runs, or its client may lack some of its lines."""
@@ -307,8 +321,8 @@ def _restored(record: Record | None, change: Restore) -> Record:
         raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
     if record.last >= known.last:
         return msgspec.structs.replace(record, fence=change.fence, owner=known.owner)
-    first = record.last + 1 if record.lost is None else record.lost[0]
-    return msgspec.structs.replace(known, fence=change.fence, lost=(first, known.last))
+    lost = record.losing(known.last).lost
+    return msgspec.structs.replace(known, fence=change.fence, lost=lost)
 
 
 def _owned(

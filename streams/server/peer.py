@@ -27,10 +27,12 @@ from streams.errors import (
     INVALID_REQUEST,
     InsufficientScope,
     Refusal,
+    StoreAway,
     Unavailable,
     refusal,
 )
 from streams.exchange import Caller, Scopes
+from streams.limits import STORE_RETRY_S
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
@@ -611,8 +613,9 @@ def _check_length(name: RequestId | ProgressToken | None, what: str) -> None:
 
 def journal_unavailable(error: Unavailable) -> Refusal:
     """The refusal of a request while the journal cannot be read."""
+    soon = {"retryAfter": STORE_RETRY_S} if isinstance(error, StoreAway) else {}
     message = f"The journal cannot be read now ({error}): try again later."
-    return refusal("unavailable").saying(message)
+    return refusal("unavailable", **soon).saying(message)
 
 
 def revision_in(message: Message, line: bytes) -> Any:

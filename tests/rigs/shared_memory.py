@@ -115,12 +115,16 @@ class SharedStore:
         """Give a stream another owner, which has a new fence."""
         fence = record.fence + bool(owner)
         given = msgspec.structs.replace(record, owner=owner, fence=fence)
-        if owner and self.epochs.get(record.stream, 0) < self.epoch:
+        if owner and self.is_doubtful(record.stream):
             given = _skipped(given)
             self.epochs[record.stream] = self.epoch
         self.records[record.stream] = given
         self.publish(record.stream)
         return given
+
+    def is_doubtful(self, stream: str) -> bool:
+        """Whether the store has gone back since the owner of a stream has written to it."""
+        return self.epochs.get(stream, 0) < self.epoch
 
     def free(self, records: Sequence[Record]) -> None:
         """Leave streams of one owner without an owner."""
@@ -160,9 +164,7 @@ def _skipped(record: Record) -> Record:
     """The record of a stream whose last owner may have used numbers that the store has lost."""
     if record.outcome is not Outcome.LIVE:
         return record
-    first = record.last + 1 if record.lost is None else record.lost[0]
-    last = record.last + SKIPPED
-    return msgspec.structs.replace(record, last=last, lost=(first, last))
+    return record.losing(record.last + SKIPPED)
 
 
 class SharedMemoryJournal:
@@ -204,6 +206,11 @@ class SharedMemoryJournal:
             store.posts.pop(owner, None)
         return claimed
 
+    async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
+        await trio.lowlevel.checkpoint()
+        owned = self._store.owned_by(self._replica)
+        return [record for record in owned if record.number > after][:limit]
+
     async def renew(self) -> Mapping[str, int] | None:
         await trio.lowlevel.checkpoint()
         if self._replica not in self._store.counts:
@@ -227,6 +234,8 @@ class SharedMemoryJournal:
         await trio.lowlevel.checkpoint()
         self._check_lease()
         record = self._store.records.get(stream)
+        if record is not None and record.owner == self._replica and self._store.is_doubtful(stream):
+            return self._store.give(record, self._replica)
         if record is None or record.owner:
             return record
         taken = self._store.give(record, self._replica)

@@ -183,7 +183,7 @@ class Caller:
     def _failed(self, failed: CallFailed) -> None:
         data = failed.data if isinstance(failed.data, dict) else {}
         reason = data.get("reason", "busy" if "journal" in failed.message else failed.message)
-        if reason == "busy" and self._ticket is not None:
+        if reason in ("busy", "unavailable") and self._ticket is not None:
             return  # the stream could not be found this time
         self._world.handed(self._job, self._at)  # the final response must report it
         self._world.refused(self._job, reason)

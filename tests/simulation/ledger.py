@@ -20,7 +20,6 @@ from streams.journal.records import (
     Forget,
     Outcome,
     Record,
-    Restore,
 )
 from streams.messages import Run
 from tests.simulation.world import Job, World
@@ -44,7 +43,7 @@ class Ledger:
     def __init__(self, world: World) -> None:
         self._world = world
         self.known: dict[str, Known] = {}
-        self.forgotten: set[str] = set()
+        self.forgotten: dict[str, Known] = {}  # as they were then
         self.filed: set[str] = set()  # streams whose records the journal was given
         self.vanished: set[str] = set()  # with all that the store has lost
         self.others: set[str] = set()  # streams of no job
@@ -125,8 +124,6 @@ class Ledger:
         for change in changes:
             if isinstance(change, Create):
                 self._create(change.record)
-            elif isinstance(change, Restore):
-                self.owned(change.record)
             elif change.stream in self.known:
                 self._do(change, self.known[change.stream])
 
@@ -163,8 +160,7 @@ class Ledger:
                 if not known.outcome.is_tombstone:
                     known.outcome, known.acked = change.outcome, known.last
             case Forget():
-                del self.known[change.stream]
-                self.forgotten.add(change.stream)
+                self.forgotten[change.stream] = self.known.pop(change.stream)
 
     def _append(self, change: Append, known: Known) -> None:
         lines = self.lines[change.stream]
@@ -199,17 +195,15 @@ class Ledger:
             return
         self._world.counts["gaps"] += 1
         known.job.has_lost = True
-        known.last = max(known.last, record.last)
+        known.last = max(known.last, record.lost[1])
         lines = self.lines[record.stream]
         lines.extend([b""] * (known.last - len(lines)))
 
     def went_back(self, records: Mapping[str, Record]) -> None:
         """The store has these records now, and has lost what came after them."""
-        for stream, record in records.items():
-            job = self._job_of(record)
-            if job is not None and stream in self.forgotten:
-                self.forgotten.remove(stream)
-                self.known[stream] = Known(job)
+        for stream in records:
+            if stream in self.forgotten:
+                self.known[stream] = self.forgotten.pop(stream)
         for stream, known in list(self.known.items()):
             kept = records.get(stream)
             if kept is None:
@@ -220,7 +214,8 @@ class Ledger:
                 continue
             else:
                 known.last, known.acked, known.outcome = kept.last, kept.acked, kept.outcome
-                known.has_ended = kept.outcome.is_end
+                had_ended = known.has_ended and kept.outcome.is_tombstone
+                known.has_ended = kept.outcome.is_end or had_ended
             known.job.has_lost = True
             self._world.counts["streams that lost something"] += 1
 

@@ -15,7 +15,7 @@ import trio
 
 from streams.errors import JournalError, Unavailable
 from streams.journal.contract import News, Shortage, Totals
-from streams.journal.records import Change, Outcome, Record
+from streams.journal.records import Change, Outcome, Record, Restore
 from streams.journal.sessions import Grant, SessionRecord
 from streams.messages import Run
 from tests.rigs.shared_memory import SharedMemoryJournal, SharedStore
@@ -214,6 +214,9 @@ class ReplicaJournal:
 
         return await self._ask(take)
 
+    async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
+        return await self._ask(partial(self.inner.owned, after=after, limit=limit))
+
     async def renew(self) -> Mapping[str, int] | None:
         return await self._ask(self.inner.renew)
 
@@ -230,7 +233,11 @@ class ReplicaJournal:
         async def commit() -> Sequence[JournalError | None]:
             answers = await self.inner.commit(changes)
             accepted = [c for c, error in zip(changes, answers, strict=True) if error is None]
-            self._ledger.done(accepted)
+            for change in accepted:
+                if isinstance(change, Restore):
+                    self._ledger.owned(self._store.shared.records[change.stream])
+                else:
+                    self._ledger.done([change])
             return answers
 
         return await self._ask(commit)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import trio
 
-from streams.errors import JournalError, JournalUnusable, Unavailable
+from streams.errors import JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import STORED_BYTES_MAX, News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
@@ -102,7 +102,7 @@ class RedisJournal:
             await self.listener.is_listening.wait()
             self.listener.check()
             return
-        raise Unavailable(f"{self._servers.address}: its channels do not answer")
+        raise StoreAway(f"{self._servers.address}: its channels do not answer")
 
     def describe(self) -> str:
         """One line for the log: where the store is, and what a crash of what may cost."""
@@ -184,10 +184,9 @@ class RedisJournal:
 
     async def renew(self) -> Mapping[str, int] | None:
         self._check_open()
-        counts = await self._writer.renew(self._reader)
         for name, holder in list(self._turns.items()):
             await self._ask_turn(name, holder)
-        return counts
+        return await self._writer.renew(self._reader)  # last: its answer must not get lost
 
     # Reading
 
@@ -260,6 +259,19 @@ class RedisJournal:
         found = await self._calls(*((b"HVALS", f"{self._prefix}g:{each}") for each in streams))
         saved = [codec.grant_of(each) for of_stream in found for each in of_stream]
         return [grant for _, grant in sorted(saved, key=lambda each: each[0])]
+
+    async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
+        found = await self._members(f"o:{self.replica}", after, limit)
+        records = await self._records(list(map(codec.stream_in, found)))
+        return [each for each in records if each is not None and each.owner == self.replica]
+
+    async def _members(self, index: str, after: int, limit: int) -> list[bytes]:
+        """The members of an index with numbers above `after`."""
+        low = b"(" + codec.number_bytes(after) + b"\xff"
+        key = self._prefix + index
+        members: list[bytes]
+        [members] = await self._calls((b"ZRANGE", key, low, b"+", b"BYLEX", b"LIMIT", 0, limit))
+        return members
 
     async def listed(
         self, principal: str, *, after: int, limit: int, only_read: bool = False
@@ -419,10 +431,7 @@ class RedisJournal:
 
         Returns at most `limit` of them.
         """
-        low = b"(" + codec.number_bytes(after) + b"\xff"
-        index = self._prefix + "n"
-        [members] = await self._calls((b"ZRANGE", index, low, b"+", b"BYLEX", b"LIMIT", 0, limit))
-        streams = list(map(codec.stream_in, members))
+        streams = list(map(codec.stream_in, await self._members("n", after, limit)))
         names = await self._calls(*((b"HGET", f"{self._prefix}r:{each}", b"n") for each in streams))
         records = await self._records(streams)
         return [

@@ -8,6 +8,7 @@ coredis is used from its connections upwards: no command is ever repeated by it,
 and the committer has a connection of its own.
 """
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
@@ -36,12 +37,15 @@ from coredis.exceptions import (
     WrongTypeError,
 )
 
-from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.errors import Full, JournalError, JournalUnusable, StoreAway, Unavailable
 from streams.journal.redis import library
 from streams.journal.redis.addresses import Address, Host
 
 CALL_S: Final = 5.0  # a call takes so long at most, unless the journal is opened with another time
 CONNECT_S: Final = 2.0  # to connect to one server
+# After a failed attempt to connect, calls fail at once for this time: callers may try again as soon
+# as they like, and a store that is away gets few attempts.
+CONNECT_PAUSE_S: Final = 0.1
 MOVES_MAX: Final = 3  # how often a call follows a slot to another node
 
 _AGAIN: Final = re.compile(
@@ -84,7 +88,7 @@ def meaning(error: BaseException, address: Address) -> Exception:
                 f"program ({text}): choose another prefix, with ?prefix=."
             )
         case BusyLoadingError() | ClusterDownError() | TryAgainError():
-            return Unavailable(f"{address} is not ready: {text}")
+            return StoreAway(f"{address} is not ready: {text}")
         case UnknownCommandError() | ProtocolError():
             return JournalUnusable(
                 f"{address} is too old or lacks commands ({text}): a journal needs Redis 7.0 or "
@@ -93,7 +97,7 @@ def meaning(error: BaseException, address: Address) -> Exception:
         case ResponseError():
             return _other_meaning(text, address)
         case _:
-            return Unavailable(f"{address} does not answer: {text}")
+            return StoreAway(f"{address} does not answer: {text}")
 
 
 def _other_meaning(text: str, address: Address) -> Exception:
@@ -107,7 +111,7 @@ def _other_meaning(text: str, address: Address) -> Exception:
     if "NOPERM" in text or "ACL failure" in text:
         return _not_allowed(text, address)
     if _AGAIN.match(text):
-        return Unavailable(f"{address} is not ready: {text}")
+        return StoreAway(f"{address} is not ready: {text}")
     return JournalUnusable(f"{address} answers: {text}")
 
 
@@ -127,7 +131,18 @@ class Servers:
         self._nursery = nursery
         self._tls = address.tls()
         self._moved_to: Host | None = None
+        self._failure = ""  # of the last attempt to connect
+        self._next_at = -math.inf  # when the next one may be made
         self.key = f"{{{address.prefix}}}:journal"
+
+    def pause(self, why: str, for_s: float = CONNECT_PAUSE_S) -> None:
+        """No connection can be made, or with 0 s one was: see `CONNECT_PAUSE_S`."""
+        self._failure, self._next_at = why, trio.current_time() + for_s
+
+    def check_pause(self) -> None:
+        """Raise `Unavailable` if it is too early for another attempt to connect."""
+        if trio.current_time() < self._next_at:
+            raise StoreAway(self._failure)
 
     def moved(self, host: Host | None) -> None:
         """The keys are elsewhere: at `host`, or where the next look finds them."""
@@ -176,7 +191,7 @@ class Servers:
             meant = meaning(cause, self.address)
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
-            raise Unavailable(f"{self.address}: no connection to {where} ({cause})") from error
+            raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
         return connection
 
     async def _by_sentinels(self) -> BaseConnection:
@@ -203,7 +218,7 @@ class Servers:
                 return primary
             primary.invalidate()
             troubles.append(f"{found[0].decode()}:{int(found[1])} is no primary any more")
-        raise Unavailable(f"{address}: no Sentinel leads to a primary ({'; '.join(troubles)})")
+        raise StoreAway(f"{address}: no Sentinel leads to a primary ({'; '.join(troubles)})")
 
     async def _by_cluster(self) -> BaseConnection:
         if self._moved_to is not None:
@@ -226,7 +241,7 @@ class Servers:
                 troubles.append(f"no node has the slot {slot}")
             except Unavailable as error:
                 troubles.append(str(error))
-        raise Unavailable(f"{self.address}: {'; '.join(troubles)}")
+        raise StoreAway(f"{self.address}: {'; '.join(troubles)}")
 
     async def _ask(self, connection: BaseConnection, *command: Any) -> Any:
         try:
@@ -234,7 +249,7 @@ class Servers:
         except (RedisError, TimeoutError) as error:
             connection.invalidate()
             meant = meaning(error, self.address)
-            raise meant if isinstance(meant, JournalError) else Unavailable(str(error)) from error
+            raise meant if isinstance(meant, JournalError) else StoreAway(str(error)) from error
 
 
 def _close_buffers(connection: BaseConnection) -> None:
@@ -274,26 +289,22 @@ class Link:
         self._connection: BaseConnection | None = None
         self._greet = greet
         self._connecting = trio.Lock()
-        self._failures = 0  # attempts to connect
-        self._failure = ""  # of the last one
 
     async def connection(self) -> BaseConnection:
         """The connection, new if need be."""
         if self._connection is not None and self._connection.usable:
             return self._connection
-        failures = self._failures
         async with self._connecting:
             if self._connection is not None and self._connection.usable:
                 return self._connection
-            if self._failures != failures:  # else each of many calls would try in its turn
-                raise Unavailable(self._failure)
+            self.servers.check_pause()
             try:
                 connection = await self.servers.connect()
                 await self._welcome(connection)
             except Unavailable as error:
-                self._failures += 1
-                self._failure = str(error)
+                self.servers.pause(str(error))
                 raise
+            self.servers.pause("", 0.0)
             self._connection = connection
             return connection
 
@@ -336,12 +347,12 @@ class Link:
                 self.servers.moved(moved.host)
                 self.drop()
                 if moved.host is None:
-                    raise Unavailable(
+                    raise StoreAway(
                         f"{self.servers.address} is a replica of the store now, and takes no writes"
                     ) from None
             except NoFunction:
                 await self.load()
-        raise Unavailable(f"{self.servers.address}: the keys move, or the functions get lost")
+        raise StoreAway(f"{self.servers.address}: the keys move, or the functions get lost")
 
     async def load(self) -> None:
         """Load the library. Other replicas may do so at the same time."""
@@ -353,7 +364,7 @@ class Link:
         except Moved as moved:
             self.servers.moved(moved.host)
             self.drop()
-            raise Unavailable(f"{self.servers.address} takes no writes now") from None
+            raise StoreAway(f"{self.servers.address} takes no writes now") from None
 
     async def _calls(self, commands: Sequence[Command]) -> list[Any]:
         connection = await self.connection()

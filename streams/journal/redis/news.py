@@ -16,7 +16,7 @@ from coredis.connection import BaseConnection
 from coredis.exceptions import RedisError
 
 from streams.clock import backoff_s
-from streams.errors import JournalError, JournalUnusable, Unavailable
+from streams.errors import JournalError, JournalUnusable, StoreAway, Unavailable
 from streams.journal.contract import News, Post
 from streams.journal.redis.link import Link, Moved, Servers, meaning
 
@@ -27,7 +27,7 @@ FOLLOWED_AT_ONCE: Final = 1000  # streams of one call
 REMEMBERED_MAX: Final = 10_000
 PING_S: Final = 5.0  # between two looks whether the connection is alive
 RETRY_FIRST_S: Final = 0.05
-RETRY_LAST_S: Final = 1.0
+RETRY_LAST_S: Final = 0.2
 
 
 class Listener:
@@ -78,7 +78,7 @@ class Listener:
                 nursery.start_soon(self._keep_alive, connection)
                 await self._hear(connection)
                 nursery.cancel_scope.cancel()
-        except* RedisError as errors:
+        except* (RedisError, OSError) as errors:  # a timeout is an OSError
             raise _unavailable(errors, self._servers) from None
         except* JournalError as errors:
             raise _unavailable(errors, self._servers) from None
@@ -210,4 +210,4 @@ def _unavailable(errors: BaseExceptionGroup[Any], servers: Servers) -> JournalEr
     meant = meaning(found, servers.address)
     if isinstance(meant, Moved):
         servers.moved(meant.host)
-    return meant if isinstance(meant, JournalError) else Unavailable(str(found))
+    return meant if isinstance(meant, JournalError) else StoreAway(str(found))

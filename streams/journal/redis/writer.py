@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 from msgspec.structs import replace
 
-from streams.errors import Fenced, JournalError, JournalUnusable, Unavailable
+from streams.errors import Fenced, JournalError, JournalUnusable, StoreAway
 from streams.journal.records import (
     Ack,
     Change,
@@ -193,7 +193,7 @@ class Writer:
                 if claimed:
                     return sorted(claimed, key=lambda record: record.number)
                 failures += claimed is None
-            raise Unavailable(f"{self._servers.address}: other replicas claim the same streams")
+            raise StoreAway(f"{self._servers.address}: other replicas claim the same streams")
 
     async def _owned_by(self, owner: str) -> list[str]:
         """Some streams of an owner, those with the lowest numbers."""
@@ -251,19 +251,29 @@ class Writer:
                 await self._replay()
                 known = await self._look_up([stream], is_fresh=True)
                 record = known[stream].record
-                if record is None or record.owner:
+                if record is None or record.owner not in ("", self.replica):
                     return record
-                if record.outcome is Outcome.LIVE and self._may_lack_lines(
-                    known[stream].mark, None
-                ):
-                    record = _jumped(record)
-                taken = replace(record, owner=self.replica, fence=record.fence + 1)
+                taken = self._taken(record, known[stream].mark)
                 batch = self._batch(known)
-                batch.replace(taken)
+                if taken is not record:
+                    batch.replace(taken)
+                # Also without a change: the answer tells whether the store has all our commits.
                 if await self._write(batch, ("I", ""), is_freeing=True):
-                    self._remember_claims([taken])
+                    if taken is not record:
+                        self._remember_claims([taken])
                     return taken
-            raise Unavailable(f"{self._servers.address}: other replicas take the same stream")
+            raise StoreAway(f"{self._servers.address}: other replicas take the same stream")
+
+    def _taken(self, record: Record, mark: bytes) -> Record:
+        """The record of a stream without an owner, or of this replica, once it is taken."""
+        if record.owner:
+            is_torn = self._is_torn and codec.parse_mark(mark).epoch < self.epoch
+            if not is_torn or record.outcome is not Outcome.LIVE:
+                return record
+            record = _jumped(record)
+        elif record.outcome is Outcome.LIVE and self._may_lack_lines(mark, None):
+            record = _jumped(record)
+        return replace(record, owner=self.replica, fence=record.fence + 1)
 
     async def release(self) -> None:
         """See `Journal.release`."""
@@ -277,7 +287,7 @@ class Writer:
                         batch.replace(replace(each.record, owner=""))
                 failures += not await self._write(batch, ("I", self.replica), is_freeing=True)
                 if failures == ATTEMPTS_MAX:
-                    raise Unavailable(f"{self._servers.address}: others change the same streams")
+                    raise StoreAway(f"{self._servers.address}: others change the same streams")
             await self.link.function("released", self.replica)
 
     async def leave(self) -> None:
@@ -287,7 +297,7 @@ class Writer:
 
     def _check_lease(self) -> None:
         if self.is_claimed:
-            raise Unavailable("the streams of this replica were claimed: renew first")
+            raise StoreAway("the streams of this replica were claimed: renew first")
 
     # Commits
 
@@ -311,7 +321,7 @@ class Writer:
             if await self._write(batch, (), is_freeing=is_freeing):
                 self._recent.add(self._number, trio.current_time(), tuple(changes))
                 return answers
-        raise Unavailable(f"{self._servers.address}: the same streams change all the time")
+        raise StoreAway(f"{self._servers.address}: the same streams change all the time")
 
     async def _replay(self) -> None:
         """Apply again what the store has lost of our commits."""
@@ -334,7 +344,7 @@ class Writer:
             if await self._write(batch, (), is_freeing=True):
                 self._replay_since = None
                 self._recent.renumber(since, self._number, trio.current_time())
-        raise Unavailable(f"{self._servers.address}: the store goes back all the time")
+        raise StoreAway(f"{self._servers.address}: the store goes back all the time")
 
     def _batch(self, known: Mapping[str, Known]) -> Batch:
         return Batch(self.replica, known, self._session_idle_s)
@@ -448,7 +458,7 @@ class Writer:
             return
         local, replicas = waited[-1] if self._durability == "power" else (1, waited[-1])
         if not local or replicas < self._replicas_acked:
-            raise Unavailable(
+            raise StoreAway(
                 f"{self._servers.address}: {replicas} of {self._replicas_acked} replicas of the "
                 "store have the last commit in time: look at its replication"
             )
@@ -480,6 +490,4 @@ def _fenced(change: Change) -> Fenced:
 
 def _jumped(record: Record) -> Record:
     """The record of a stream of which the store may lack lines: these numbers are left out."""
-    first = record.last + 1 if record.lost is None else record.lost[0]
-    last = record.last + JUMP
-    return replace(record, last=last, lost=(first, last))
+    return record.losing(record.last + JUMP)

@@ -81,9 +81,11 @@ class User:
 
     def _begin_again(self, account: Account, gone: StreamGone) -> None:
         """After a gap that the server tells of, go on with the first message that is left."""
-        if gone.reason == "messages_gone" and self._ticket is not None and self._ticket.after:
+        is_gap = gone.reason == "messages_gone" and gone.earliest is not None
+        if is_gap and self._ticket is not None:
+            assert gone.earliest is not None
             self._books.tell_gap(account)
-            self._ticket = msgspec.structs.replace(self._ticket, after=None)
+            self._ticket = msgspec.structs.replace(self._ticket, after=gone.earliest - 1)
         else:
             self._fail(account, gone)
 
