@@ -689,12 +689,13 @@ class Replicas:
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
                 self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
+            case posts.Notice() if post.resource is None:
+                self._engine.tell_here(post)  # now: notifications keep their order
             case posts.Notice():
-                self._nursery.start_soon(self._notify_here, post)
+                self._nursery.start_soon(self._notify_subscribers, post)
 
-    async def _notify_here(self, notice: posts.Notice) -> None:
-        if notice.resource is not None:  # a client may have subscribed at another replica
-            await self._streams.sessions.refresh_doubtful()
+    async def _notify_subscribers(self, notice: posts.Notice) -> None:
+        await self._streams.sessions.refresh_doubtful()  # some have subscribed elsewhere
         self._engine.tell_here(notice)
 
     # Sending
