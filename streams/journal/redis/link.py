@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import trio
+from anyio.abc import SocketAttribute
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from coredis.connection import (
     BaseConnection,
@@ -38,6 +39,7 @@ from coredis.exceptions import (
 )
 
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway, Unavailable
+from streams.forks import withhold
 from streams.journal.redis import library
 from streams.journal.redis.addresses import Address, Host
 
@@ -192,6 +194,8 @@ class Servers:
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
             raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
+        if connection.stream is not None:  # else it was lost at once
+            withhold(connection.stream.extra(SocketAttribute.raw_socket))
         return connection
 
     async def _by_sentinels(self) -> BaseConnection:
