@@ -33,7 +33,7 @@ from streams.aio.guest import Guest, is_guest, keep_guest, run_asyncio
 from streams.auth.bearer import Authenticator
 from streams.errors import INTERNAL_ERROR, Refusal, first_of
 from streams.exchange import Admit, AsgiMessage, AsgiReceive, AsgiSend, HttpError
-from streams.limits import Durability
+from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability
 from streams.logs import log
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
@@ -60,6 +60,9 @@ class App:
         *,
         journal: str | Path | None,
         durability: Durability,
+        lease_s: float = LEASE_S,
+        replicas_acked: int = 0,
+        key_file: str | Path | None = None,
         auth_tokens: str | Path | None,
         admit: Admit | None,
         allowed_hosts: Collection[str],
@@ -69,9 +72,17 @@ class App:
             raise ValueError(f"path {path!r}: begin it with a slash, such as /mcp")
         if auth_tokens is not None and admit is not None:
             raise ValueError("auth_tokens and admit: give one of them")
+        if not LEASE_MIN_S <= lease_s <= LEASE_MAX_S:
+            raise ValueError(f"lease_s {lease_s:g}: write {LEASE_MIN_S:g} to {LEASE_MAX_S:g}")
         self._server = server
         self._path = path
-        self._place = Place(journal=journal, durability=durability)
+        self._place = Place(
+            journal=journal,
+            durability=durability,
+            lease_s=lease_s,
+            replicas_acked=replicas_acked,
+            key_file=None if key_file is None else Path(key_file),
+        )
         self._admit = admit if auth_tokens is None else _by_tokens(server, Path(auth_tokens))
         self._allowed_hosts = allowed_hosts
         self._allowed_origins = allowed_origins

@@ -12,13 +12,9 @@ from cyclopts import Parameter
 
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, is_url
-from streams.limits import LEASE_S, Durability, Limits
+from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
 from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
 
-# A shorter lease than this expires while a busy machine runs other processes; a longer silence than
-# an hour is one that a client does not wait for.
-LEASE_MIN_S: Final = 0.1
-LEASE_MAX_S: Final = 3600.0
 ACKED_MAX: Final = 100  # no store has more replicas
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

@@ -17,7 +17,7 @@ from streams.engine.streams import DEFERRAL_S
 from streams.exchange import Admit, AsgiApp
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import Durability, Limits
+from streams.limits import LEASE_S, Durability, Limits
 from streams.server.features import Features
 from streams.server.local import LocalBackend
 from streams.server.methods import Methods
@@ -300,6 +300,9 @@ class Server:
         *,
         journal: str | Path | None = None,
         durability: Durability = "power",
+        lease_s: float = LEASE_S,
+        replicas_acked: int = 0,
+        key_file: str | Path | None = None,
         auth_tokens: str | Path | None = None,
         admit: Admit | None = None,
         allowed_hosts: Collection[str] = (),
@@ -313,8 +316,9 @@ class Server:
 
         The other settings are those of `mcp-streams serve`. `journal` is the path of the journal's
         file, or the URL of a store that replicas share; without one, streams live as long as the
-        process. `auth_tokens` is a file of bearer tokens. Any other authentication is an `admit` of
-        one's own (`streams.auth.bearer`).
+        process. `lease_s`, `replicas_acked` and `key_file` are for a store: all its replicas have
+        the same. `auth_tokens` is a file of bearer tokens. Any other authentication is an `admit`
+        of one's own (`streams.auth.bearer`).
         """
         # By name, because the module is above this one: it knows transports.
         home = importlib.import_module("streams.aio.asgi")
@@ -323,6 +327,9 @@ class Server:
             path,
             journal=journal,
             durability=durability,
+            lease_s=lease_s,
+            replicas_acked=replicas_acked,
+            key_file=key_file,
             auth_tokens=auth_tokens,
             admit=admit,
             allowed_hosts=allowed_hosts,

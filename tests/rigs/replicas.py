@@ -9,7 +9,7 @@ import trio
 
 from streams import Server
 from streams.backends import PatienceSettings
-from streams.errors import Unavailable
+from streams.errors import StoreAway
 from streams.journal.contract import Journal, News
 from streams.keys import Keyring
 from tests.rigs.server import STREAMS, House, Json, Steps, Talker
@@ -54,7 +54,7 @@ class Reached:
         if self._is_dead:
             await trio.sleep_forever()
         if not self._is_up.is_set():
-            raise Unavailable("the store is away")
+            raise StoreAway("the store is away")
 
     def cut(self) -> None:
         """The store is away for this replica."""
