@@ -34,6 +34,7 @@ from tests.rigs.web import logged
 
 MAX_S = 600.0
 ALICE = Caller("alice", lambda: math.inf)
+COMPLETED = {"_meta": {"mcp-streams/ended": "completed"}}
 SUPERSEDED = {"_meta": {"mcp-streams/ended": "superseded"}}
 
 
@@ -91,7 +92,8 @@ async def test_a_delivery_that_the_owner_hears_of_late_displaces_no_newer_one(
     first = await ours.dial()
     stream = await first.begin(1, "step")
     first.cable.cut()
-    ours.steps.log("x" * 1000)
+    texts = [f"{n} " + "x" * 100_000 for n in range(20)]
+    ours.steps.log(*texts)
     ours.steps.finish()
     await wait_all_tasks_blocked()
     is_heard = trio.Event()
@@ -111,7 +113,8 @@ async def test_a_delivery_that_the_owner_hears_of_late_displaces_no_newer_one(
     is_heard.set()
     await wait_all_tasks_blocked()
     assert text_of(await third.answer(1)) == "done"
-    assert said(third.seen) == ["x" * 1000]
+    assert (await third.answer(3))["result"] == COMPLETED
+    assert said(third.seen) == texts
 
 
 async def test_a_resume_at_a_third_replica_displaces_the_one_at_the_second(
