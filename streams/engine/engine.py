@@ -406,8 +406,9 @@ class Engine:
             connection.hang_up()
 
     def share(self, replicas: int) -> None:
-        """So many replicas share the limits on a principal's requests."""
+        """So many replicas share the limits on a principal's requests and bytes."""
         self.rates.divide(replicas)
+        self._streams.lives = replicas
 
     def cancel(
         self,
