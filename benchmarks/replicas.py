@@ -1,4 +1,4 @@
-"""Replicas of a server on one store, behind a balancer, and what is done with them.
+"""Replicas of a server on one store, behind a balancer, and the measurements of them.
 
 The replicas, HAProxy and its configuration are those of `mcp-streams torture --replicas`. Clients
 connect to a replica directly, so that the figures are the server's, or to the balancer where a row
@@ -223,7 +223,7 @@ def percentile(percent: int, sorted_values: Sequence[float]) -> float:
     return sorted_values[min(len(sorted_values) * percent // 100, len(sorted_values) - 1)]
 
 
-# Its own stored form
+# The stored form of a stream
 
 
 async def with_stream_left(

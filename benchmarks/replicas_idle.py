@@ -1,4 +1,4 @@
-"""What an idle stream costs in a store, in a file, and in the memory of a server on either.
+"""The cost of an idle stream in a store, in a file, and in the memory of a server on either.
 
 The same journals are measured in both: a file is written (`benchmarks.idle`), and `mcp-streams
 copy` copies it into the store and compares each message. The cost of a stream is that of one more,
@@ -31,7 +31,7 @@ QUICK: Final = Plan(few=20, many=520)
 
 
 class _Used(msgspec.Struct, frozen=True):
-    """What all streams of a journal take, in bytes."""
+    """Bytes of all streams of a journal, and of the servers that have it."""
 
     file: int
     store: int

@@ -72,7 +72,7 @@ def opened(folder: Path) -> Iterator[Store]:
         yield Store(port, version)
 
 
-# What it takes
+# Writing
 
 
 def xadd(store: Store, streams: int, count: int, size: int) -> float:
@@ -139,7 +139,7 @@ def _check(entries: Any, count: int) -> int:
     return check_messages(lines, 0, count)
 
 
-# What it gives
+# Reading
 
 
 def xrange(store: Store, count: int, size: int) -> float:

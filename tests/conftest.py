@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from streams import Server
-from tests.rigs import redis_servers
+from tests.rigs import redis_servers, setups
 from tests.rigs.journals import (
     OpenJournal,
     OpenReplica,
@@ -23,6 +23,39 @@ from tests.rigs.journals import (
 from tests.rigs.server import Steps
 
 _numbers = count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--over",
+        choices=list(setups.SETUPS),
+        help="; ".join(f"{name}: {what}" for name, what in setups.SETUPS.items()),
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with the mark `over_stores` in each setup, unless one is chosen."""
+    definition = metafunc.definition
+    if definition.get_closest_marker("over_stores") and metafunc.config.option.over is None:
+        names = [name for name in setups.SETUPS if not setups.skipped(definition, name)]
+        metafunc.parametrize("server_setup", names, indirect=True, scope="module")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what cannot hold in the setup."""
+    chosen = getattr(item, "callspec", None)
+    name = chosen.params.get("server_setup") if chosen else None
+    reason = setups.skipped(item, name or item.config.option.over or "file")
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_setup(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> Iterator[str]:
+    """How the servers of this module are set up."""
+    name = getattr(request, "param", None) or request.config.option.over or "file"
+    with setups.using(name, store_url):
+        yield name
 
 
 @pytest.fixture(scope="session")

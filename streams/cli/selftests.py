@@ -3,23 +3,33 @@
 from pathlib import Path
 
 from streams.cli.base import app, complain
+from streams.journal.addresses import checked, is_url
 from streams.limits import Durability
 
 
 @app.command
-def demo(*, folder: Path | None = None, json: bool = False) -> int:
+def demo(*, folder: Path | None = None, journal: str | None = None, json: bool = False) -> int:
     """Cut a call's connection, kill its server, and check that nothing is lost, on real input.
 
     Parameters
     ----------
     folder
         The folder to read; by default the standard library of the Python that runs this.
+    journal
+        The URL of a store, such as redis://127.0.0.1:6379/0: the servers are replicas on it, in
+        place of servers with a file each. The demo leaves no keys there.
     json
         Print the figures as JSON.
     """
     from streams.cli.selftest import demo as demonstration
 
-    return demonstration.run(folder, as_json=json)
+    if journal is not None and not is_url(journal):
+        return complain(f"--journal: {journal} is a file: leave it out, the demo makes its own.")
+    try:
+        store = None if journal is None else checked(journal)
+    except ValueError as error:
+        return complain(error)
+    return demonstration.run(folder, as_json=json, store=store)
 
 
 @app.command

@@ -54,7 +54,8 @@ BACKOFF_MAX_S: Final = 30.0
 # it went through may be dead, and the next one may be through a network that is back.
 BESIDE_S: Final = 2.0
 
-# The maximum while a call waits, so that it is resumed soon after an outage.
+# The maximum while a call waits, so that it is resumed soon after an outage. The pauses then double
+# at each second attempt, so that none is much longer than the outage was before it.
 BACKOFF_WAITED_MAX_S: Final = 2.0
 
 # The pause between attempts to make the first connection, to a server that may be starting.
@@ -236,7 +237,7 @@ class Reconnector:
     async def _pause(self, attempt: int, left_s: float) -> None:
         """Wait before the next attempt; not for long if a call waits for it."""
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
-        waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_WAITED_MAX_S)
+        waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt // 2, BACKOFF_WAITED_MAX_S)
         self._call_came = trio.Event()
         pause_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_MAX_S)
         with trio.move_on_after(min(left_s, pause_s)):

@@ -192,10 +192,9 @@ class Notice(_Post, frozen=True):
 
 ToReplica = View | Ended | Cancelled | SessionChanged | Notice
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[ToOwner | ToReplica] = msgspec.msgpack.Decoder(
-    ToOwner | ToReplica
-)
+# JSON: clients choose numbers, and msgpack has none above 2**64.
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[ToOwner | ToReplica] = msgspec.json.Decoder(ToOwner | ToReplica)
 
 
 def encode(post: ToOwner | ToReplica) -> bytes:

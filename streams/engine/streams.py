@@ -19,7 +19,7 @@ from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
 from streams.engine.posts import ToOwner
 from streams.engine.rerun import Rerun
-from streams.engine.retry import patiently
+from streams.engine.retry import at_start, patiently
 from streams.engine.sessions import HttpSession, Sessions
 from streams.engine.stream import Answer, Stream
 from streams.errors import Unavailable, refusal
@@ -97,7 +97,8 @@ class Streams:
 
     async def take_over(self) -> list[Stream]:
         """Take over the streams of the journal; returns those whose calls are to be restarted."""
-        totals = await self._journal.totals()
+        count = self._journal.totals
+        totals = await (count() if self.replicas is None else at_start(count))
         self.index.last_number, self.index.evicted = totals.last_number, totals.evicted
         if self.replicas is not None:  # it takes over what is free, and loads what is asked for
             return []

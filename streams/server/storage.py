@@ -5,7 +5,7 @@ The keys are in a file beside a file, and in the store; `key_file` is another fi
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import trio
 
+from streams.engine.retry import at_start
 from streams.errors import JournalUnusable, Unavailable
 from streams.journal.addresses import checked, is_url, without_secrets
 from streams.journal.contract import Journal
@@ -66,9 +67,11 @@ async def open_storage(place: Place, limits: Limits) -> AsyncIterator[tuple[Jour
         log.info("no --journal: streams live as long as this process")
         yield MemoryJournal(), await _keys_of_file(place.key_file, None)
     elif isinstance(name, str) and is_url(name):
-        async with open_store(place, limits) as store:
+        async with AsyncExitStack() as stack:
+            store = await at_start(lambda: stack.enter_async_context(open_store(place, limits)))
+            keys = await at_start(partial(_keys_of_store, store, place))
             log.info("the journal is in a store", promise=store.describe())
-            yield store, await _keys_of_store(store, place)
+            yield store, keys
     else:
         path = Path(name)
         async with open_sqlite_journal(

@@ -12,6 +12,7 @@ from tests.sdk.proxies import NGINX_FRAME, running
 
 FOLDER: Final = ROOT / "docs" / "operate" / "replicas"
 NAMES: Final = ("haproxy", "nginx")
+PATIENCE_S: Final = 30
 
 
 class Ports(NamedTuple):
@@ -20,6 +21,25 @@ class Ports(NamedTuple):
     http: int
     ws: int
     admin: int
+
+
+@contextlib.contextmanager
+def patient_haproxy(replicas: Sequence[Ports], at: Ports, folder: Path) -> Iterator[None]:
+    """Run HAProxy in front of three replicas, with a port for each transport.
+
+    No replica is too slow for it: its tests are about what clients see, on any machine.
+    """
+    configuration = folder / "haproxy.cfg"
+    text = haproxy(replicas, at.http).replace("if { path_beg /ws }", f"if {{ dst_port {at.ws} }}")
+    text = text.replace(f":{at.http}\n", f":{at.http}\n    bind 127.0.0.1:{at.ws}\n")
+    for timeout in ("timeout check 400ms", "timeout connect 500ms"):
+        assert timeout in text
+        text = text.replace(timeout, f"{timeout.rpartition(' ')[0]} {PATIENCE_S}s")
+    configuration.write_text(text)
+    program = needed("haproxy", "serve behind it")
+    command = [program, "-db", "-f", str(configuration)]
+    with running(command, at.http, folder / "haproxy.log"):
+        yield
 
 
 @contextlib.contextmanager

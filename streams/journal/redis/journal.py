@@ -8,22 +8,19 @@ from typing import Any, Final
 import trio
 
 from streams.errors import JournalError, JournalUnusable, StoreAway
-from streams.journal.contract import STORED_BYTES_MAX, News, Shortage, Totals
+from streams.journal.contract import News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
+from streams.journal.redis.lines import Lines
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
 from streams.journal.redis.settings import described
 from streams.journal.redis.writer import Writer, fetch
-from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
 from streams.keys import new_name
 from streams.limits import MIB, Durability
 from streams.messages import Run
 
-READS_MAX: Final = 2  # round trips of one read
-RUNS_AT_ONCE: Final = 1000
-USUAL_MAX: Final = 10_000  # streams whose usual length of runs is remembered
 SCANNED_AT_ONCE: Final = 1000  # keys
 LOOKED_UP_AT_ONCE: Final = 200  # records of one round trip
 TURN_FIRST_S: Final = 0.005  # between two tries to have a turn that another replica has
@@ -56,6 +53,7 @@ class RedisJournal:
         self._anonymous_bytes_max = anonymous_bytes_max
         self._prefix = f"{{{servers.address.prefix}}}:"
         self._reader = Link(servers)
+        self._lines = Lines(self._reader, self._prefix)
         self._writer = Writer(
             servers,
             durability=durability,
@@ -67,7 +65,6 @@ class RedisJournal:
         self.listener = Listener(servers, self._reader, lambda: self.replica)
         self._locks: dict[bytes, trio.StrictFIFOLock] = {}  # of turns
         self._turns: dict[bytes, str] = {}  # that this replica has, with the holder
-        self._usual: dict[str, int] = {}  # bytes of a stored run of a stream
         self._posted = 0
         self._post_base = new_name(4)
         self._is_closed = False
@@ -191,44 +188,8 @@ class RedisJournal:
     # Reading
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
-        """See `Journal.read`. It passes over lines that were lost, and stops before them."""
         self._check_open()
-        runs: list[Run] = []
-        for each in await self._entries(stream, after, bytes_max):
-            (last, count), fields = map(int, each[0].split(b"-")), each[1]
-            if fields[0] == codec.LOST:
-                if runs:
-                    break
-                after = max(after, last)
-            else:
-                runs.append(Run(last + 1 - count, count, fields[1]))
-        return joined(runs, after, bytes_max)
-
-    async def _entries(self, stream: str, after: int, bytes_max: int) -> list[Any]:
-        """The stored runs after a line, about as many as fit.
-
-        The store is asked for a number of runs, not of bytes. So the first time it is asked for as
-        many as fit if each is as long as can be, and then for as many as fit by their usual length.
-        """
-        key, first = f"{self._prefix}l:{stream}", f"{after + 1}-0"
-        found: list[Any] = []
-        size = 0
-        usual = self._usual.pop(stream, STORED_BYTES_MAX)
-        for _ in range(READS_MAX):
-            most = min(max(1, (bytes_max - size) // usual + 1), RUNS_AT_ONCE)
-            some: list[Any] = await self._reader.call(b"XRANGE", key, first, b"+", b"COUNT", most)
-            found += some
-            size = sum(len(fields[1]) for _, fields in found)
-            if found:
-                usual = max(1, size // len(found))
-            if len(some) < most or size >= bytes_max:
-                break
-            first = "(" + some[-1][0].decode()
-        if found:
-            self._usual[stream] = usual
-            if len(self._usual) > USUAL_MAX:
-                del self._usual[next(iter(self._usual))]
-        return found
+        return await self._lines.read(stream, after, bytes_max)
 
     async def totals(self) -> Totals:
         prefix = self._prefix
@@ -458,22 +419,26 @@ class RedisJournal:
                 f"that begin with {self._prefix}."
             )
         await self._calls((b"SET", self._prefix + "copying", b"1"))
+        await self._delete_all(besides=self._prefix + "copying")
+        await self._writer.begin_anew()
+
+    async def delete(self) -> None:
+        """Delete the whole journal, and close it."""
+        await self.aclose()
         await self._delete_all()
 
-    async def _delete_all(self) -> None:
-        """Delete all keys but the marker of a copy, and enter anew."""
+    async def _delete_all(self, besides: str = "") -> None:
+        """Delete all keys but one."""
         pattern = re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + "*"
         cursor = b"0"
         while True:
-            [(cursor, found)] = await self._calls(
-                (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCANNED_AT_ONCE)
-            )
-            gone = [key for key in found if not key.endswith(b":copying")]
+            scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCANNED_AT_ONCE)
+            [(cursor, found)] = await self._reader.calls([scan])
+            gone = [key for key in found if key != besides.encode()]
             if gone:
-                await self._calls((b"UNLINK", *gone))
+                await self._reader.calls([(b"UNLINK", *gone)])
             if cursor == b"0":
                 break
-        await self._writer.begin_anew()
 
     async def finish_copy(self) -> None:
         """The copy is whole."""

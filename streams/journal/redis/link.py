@@ -11,6 +11,7 @@ and the committer has a connection of its own.
 import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -41,6 +42,7 @@ from streams.errors import Full, JournalError, JournalUnusable, StoreAway, Unava
 from streams.journal.redis import library
 from streams.journal.redis.addresses import Address, Host
 
+RECEIVE_BYTES: Final = 256 * 1024  # of one piece, where a stored run has up to 252 KiB
 CALL_S: Final = 5.0  # a call takes so long at most, unless the journal is opened with another time
 CONNECT_S: Final = 2.0  # to connect to one server
 # After a failed attempt to connect, calls fail at once for this time: callers may try again as soon
@@ -192,6 +194,9 @@ class Servers:
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
             raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
+        if (stream := connection.stream) is not None:  # else it is lost already
+            # 64 KiB at a time would be five turns of the loop for a stored run.
+            stream.receive = partial(stream.receive, RECEIVE_BYTES)
         return connection
 
     async def _by_sentinels(self) -> BaseConnection:
@@ -278,6 +283,26 @@ async def _run(
             raise
 
 
+class Asked:
+    """A command that was sent, whose answer may be awaited later or never."""
+
+    def __init__(self, connection: BaseConnection, request: Awaitable[Any], address: Address):
+        self._connection = connection
+        self._request = request
+        self._address = address
+
+    async def answer(self) -> Any:
+        """The answer; None if it is an error, or the connection was lost meanwhile.
+
+        Raises `Unavailable` if none has come in the time for a call.
+        """
+        found = await self._request
+        if isinstance(found, TimeoutError):
+            self._connection.invalidate()
+            raise meaning(found, self._address) from found
+        return None if isinstance(found, BaseException) else found
+
+
 class Link:
     """One connection, made anew when it is lost. Several tasks may call over it at a time."""
 
@@ -324,6 +349,14 @@ class Link:
         if self._connection is not None:
             self._connection.invalidate()
             self._connection = None
+
+    def ask(self, *command: Any) -> Asked | None:
+        """Send a command without waiting for the answer; None without a connection."""
+        connection = self._connection
+        if connection is None or not connection.usable:
+            return None
+        request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        return Asked(connection, request, self.servers.address)
 
     async def call(self, *command: Any) -> Any:
         """One command and its answer. Raises `Unavailable`, `Full` or `JournalUnusable`."""

@@ -58,7 +58,8 @@ frontend mcp
 backend streams
     option httpchk GET /health/ready
     timeout check 400ms
-    default-server check inter 400ms fastinter 200ms fall 2 rise 1 on-marked-down shutdown-sessions
+    default-server check inter 400ms fastinter 200ms downinter 200ms fall 2 rise 1
+    default-server on-marked-down shutdown-sessions
 {streams}
 backend sockets
     default-server on-marked-down shutdown-sessions
