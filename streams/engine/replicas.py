@@ -187,6 +187,7 @@ class Replicas:
         self._nursery: trio.Nursery
         streams.replicas = self
         streams.sessions.tell_others = self._tell_of_session
+        streams.sessions.count_replicas = lambda: self.lives
         committer.on_refused = self.refused
 
     @property
