@@ -187,6 +187,7 @@ class Replicas:
         self._nursery: trio.Nursery
         streams.replicas = self
         streams.sessions.tell_others = self._tell_of_session
+        streams.sessions.count_replicas = lambda: self.lives
         committer.on_refused = self.refused
 
     @property
@@ -636,6 +637,8 @@ class Replicas:
         elif follower is not None and self._is_late(post, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
             self._tell(sender, stream.id, ended)
+        elif follower is not None and self._is_over(post, follower, stream):
+            pass  # the journal has given it all that it waits for
         elif post.is_new:
             displaced = stream.displace()
             if displaced is not None:
@@ -661,6 +664,15 @@ class Replicas:
         if post.is_again:
             return is_older or not (isinstance(follower, RemoteFollower) and follower.is_again)
         return is_older and not self.is_in_order(stream.id, post.waited_s)
+
+    def _is_over(self, post: posts.Attach, than: Follower, stream: Stream) -> bool:
+        """Whether a delivery that began before the attached one ends without the owner's help.
+
+        Its client may have all of it before the owner hears that it began, and be elsewhere by now.
+        If the clocks of the replicas differ, both deliveries come to their ends.
+        """
+        last = stream.state.answer_after(post.start)
+        return post.at < than.attached_at and last is not None and last <= stream.state.durable
 
     def refused(self, stream_id: str, error: Exception) -> Sequence[Restore]:
         """The journal does not take a change of this stream. Returns what mends that, if anything.
@@ -747,12 +759,13 @@ class Replicas:
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
                 self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
+            case posts.Notice() if post.resource is None:
+                self._engine.tell_here(post)  # now: notifications keep their order
             case posts.Notice():
-                self._nursery.start_soon(self._notify_here, post)
+                self._nursery.start_soon(self._notify_subscribers, post)
 
-    async def _notify_here(self, notice: posts.Notice) -> None:
-        if notice.resource is not None:  # a client may have subscribed at another replica
-            await self._streams.sessions.refresh_doubtful()
+    async def _notify_subscribers(self, notice: posts.Notice) -> None:
+        await self._streams.sessions.refresh_doubtful()  # some have subscribed elsewhere
         self._engine.tell_here(notice)
 
     # Sending

@@ -93,6 +93,7 @@ class Streams:
         self._has_deferred = trio.Event()
         self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
+        self.lives = 1  # how many replicas live, which share the limit on bytes
         self.replicas: Others | None = None  # where the journal is shared
         # The principals of ended sessions: never more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
@@ -268,7 +269,8 @@ class Streams:
 
     def _check_bytes(self, principal: str) -> None:
         """Raise `Refusal` where this principal has too many undelivered bytes, or just had."""
-        limit, now = self._limits.bytes_per_principal_max, trio.current_time()
+        limit = math.ceil(self._limits.bytes_per_principal_max / self.lives)
+        now = trio.current_time()
         if now - self._weighed_at >= WEIGHED_EVERY_S:
             self._weighed_at = now
             self._weighed.clear()

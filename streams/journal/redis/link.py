@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import trio
 from anyio import BrokenResourceError, ClosedResourceError
+from anyio.abc import SocketAttribute
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from coredis.connection import (
     BaseConnection,
@@ -40,6 +41,7 @@ from coredis.exceptions import (
 )
 
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway, Unavailable
+from streams.forks import withhold
 from streams.journal.redis import library
 from streams.journal.redis.addresses import Address, Host
 
@@ -200,6 +202,7 @@ class Servers:
                 raise meant from error
             raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
         if (stream := connection.stream) is not None:  # else it is lost already
+            withhold(stream.extra(SocketAttribute.raw_socket))
             # 64 KiB at a time would be five turns of the loop for a stored run.
             stream.receive = partial(stream.receive, RECEIVE_BYTES)
         return connection

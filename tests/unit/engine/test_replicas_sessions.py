@@ -61,6 +61,24 @@ def notices(answer: Answer) -> list[Json]:
 # Sessions
 
 
+async def test_an_ended_session_is_unknown_before_replicas_hear_of_its_end(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """MCP: "after which it MUST respond to requests containing that session ID with HTTP 404"."""
+    first, second = await replicas.two()
+    await trio.sleep(LEASE_S)  # each has seen the other
+    browser = await first.browse(STREAMS)
+    used = await elsewhere(second, browser)
+    assert (await used.post(1, "ping")).status == 200
+
+    async def send(*_: object) -> bool:
+        return True  # and nothing arrives
+
+    first.reached.send = send
+    assert (await browser.fetch("DELETE")).status == 200
+    assert (await used.post(2, "ping")).status == 404
+
+
 async def test_a_session_is_begun_used_and_ended_at_three_replicas(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -145,6 +163,23 @@ async def test_the_log_level_of_a_connection_holds_for_the_stream_of_another_rep
     assert "not heard" not in str(talker.seen)
 
 
+async def test_the_id_of_a_request_is_in_use_at_its_replica_alone(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """A cancel ends the request at the replica that it comes to, or else at the others."""
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(PLAIN)
+    await browser.call(1, "step")
+    again = await browser.call(1, "step")
+    assert "in use" in again.json["error"]["message"]
+    here = await elsewhere(ours, browser)
+    await here.call(1, "step")
+    await here.tell("notifications/cancelled", requestId=1)
+    assert (ours.steps.was_cancelled, theirs.steps.was_cancelled) == (True, False)
+    await here.tell("notifications/cancelled", requestId=1)
+    assert theirs.steps.was_cancelled
+
+
 # Notices
 
 
@@ -217,19 +252,23 @@ async def test_the_newest_change_of_a_resource_waits_while_the_store_is_away(
     talker = await theirs.dial(PLAIN)
     await talker.request(1, "resources/subscribe", uri="x:1")
     ours.reached.cut()
-    for _ in range(3_000):
-        await ours.server.resource_updated("x:1")
     for n in range(3_000):
         await ours.running.notify_all("acme/news", {"n": n})
+    for _ in range(3_000):
+        await ours.server.resource_updated("x:1")
     replica = ours.running.engine._replicas
     assert replica is not None
     assert len(replica._notices) <= 1_500
     ours.reached.mend()
     told = await talker.find(lambda m: m.get("method") == UPDATED)
     assert told["params"] == {"uri": "x:1"}
-    last = await talker.find(lambda m: m.get("params") == {"n": 2_999})
-    assert last["method"] == "acme/news"
-    assert [m.get("method") for m in talker.seen].count(UPDATED) == 1
+    others = [m["params"]["n"] for m in talker.seen if m.get("method") == "acme/news"]
+    assert others[-1] == 2_999
+    assert others == sorted(others)
+    await wait_all_tasks_blocked()
+    talker.seen.clear()
+    assert await talker.request(2, "ping") == {}
+    assert len(talker.seen) == 1, "it is told once"
 
 
 # Keys
@@ -315,6 +354,33 @@ async def test_requests_of_a_principal_are_shared_out_over_the_replicas(
         assert 9 <= served <= 11, "all of it, once the other one is gone"
 
 
+@pytest.mark.parametrize(("size", "is_refused"), [(4_000, False), (6_000, True)])
+async def test_undelivered_bytes_of_a_principal_are_shared_out_over_the_replicas(
+    autojump_clock: MockClock, *, size: int, is_refused: bool
+) -> None:
+    """Of two replicas each allows the half. The other one's share comes with its end."""
+    async with open_replicas(lambda: make(bytes_per_principal_max=10_000)) as replicas:
+        ours, theirs = await replicas.two()
+        await trio.sleep(LEASE_S)
+        first = await ours.dial()
+        await first.begin(1, "step")
+        await first.leave()
+        ours.steps.log("x" * size)
+        await trio.sleep(2)
+        talker = await ours.dial()
+        await talker.call(2, "again")
+        told = await talker.read()
+        assert ("error" in told) == is_refused
+        if is_refused:
+            assert (reason(told["error"]), told["error"]["data"]["limit"]) == (
+                "too_many_bytes",
+                5_000,
+            )
+        await theirs.stop()
+        await trio.sleep(TAKEN_S)
+        await talker.begin(3, "again")
+
+
 async def test_sessions_of_a_principal_are_counted_over_all_replicas(
     autojump_clock: MockClock,
 ) -> None:
@@ -391,7 +457,8 @@ async def test_an_outage_that_begins_in_a_request_is_waited_out(
     async def once(key: str) -> Any:
         record = await find(key)
         seen.append(record)
-        ours.reached.cut()
+        if len(seen) == 2:  # after the lookup of every request, that of the end
+            ours.reached.cut()
         return record
 
     ours.reached.inner.session = once  # type: ignore[method-assign]
