@@ -104,6 +104,27 @@ async def test_a_replica_without_the_store_sends_its_clients_away_before_its_lea
     theirs.kill()
 
 
+async def test_a_replica_that_renews_slowly_keeps_its_clients_while_it_commits(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its machine is too busy: clients that are sent away would come back and make it busier."""
+    _, theirs = await replicas.two()
+    talker, _ = await begun(theirs)
+    renew = theirs.reached.inner.renew
+
+    async def slow() -> Any:
+        counts = await renew()
+        await trio.sleep(LEASE_S)
+        return counts
+
+    theirs.reached.inner.renew = slow  # type: ignore[method-assign]
+    for number in range(40):
+        theirs.again.log(str(number))
+        await heard(talker, str(number))
+        await trio.sleep(LEASE_S / 8)
+    assert not theirs.running.engine.unready
+
+
 # Posts
 
 
