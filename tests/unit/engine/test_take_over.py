@@ -338,6 +338,23 @@ async def test_acks_do_not_delay_a_shutdown(replicas: Replicas, autojump_clock: 
     assert trio.current_time() - began_at < 0.2
 
 
+async def test_a_commit_that_stands_still_does_not_keep_a_replica_from_handing_over(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    _, stream = await begun(theirs)
+
+    async def stands_still(_: Any) -> None:
+        await trio.sleep_forever()
+
+    theirs.reached.inner.commit = stands_still  # type: ignore[method-assign]
+    theirs.again.log("never durable")
+    ours.nursery.start_soon(theirs.stop)
+    with trio.fail_after(LEASE_S / 2):
+        while stream["streamId"] not in ours.streams:
+            await trio.sleep(0.01)
+
+
 async def test_a_replica_that_shuts_down_takes_no_stream_back(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
