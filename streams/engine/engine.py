@@ -24,14 +24,14 @@ from streams.engine.replicas import Replicas
 from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
-from streams.errors import INTERNAL_ERROR, Refusal
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.exchange import Channel, ResponseChannel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record, Restart
 from streams.keys import Keyring, new_stream_id
-from streams.limits import Limits, Overflow
+from streams.limits import STORE_RETRY_S, Limits, Overflow
 from streams.messages import Message, RequestId
 from streams.protocol.extension import Mark
 
@@ -210,6 +210,11 @@ class Engine:
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check(principal)
+        if self._replicas is not None and self._replicas.is_late:
+            # Another replica may be about to claim, and would end the call as interrupted.
+            raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(
+                "This server waits for the store of its journal: try again later."
+            )
         await self._streams.make_room(principal)
 
     async def _run(self, stream: Stream, handler: StreamHandler) -> None:

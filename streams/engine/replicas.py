@@ -591,6 +591,8 @@ class Replicas:
         elif follower is not None and self._is_older(post, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
             self._tell(sender, stream.id, ended)
+        elif follower is not None and self._is_over(post, follower, stream):
+            pass  # the journal has given it all that it waits for
         elif post.is_new:
             displaced = stream.displace()
             if displaced is not None:
@@ -604,6 +606,15 @@ class Replicas:
         After a take-over posts come in any order, and the time alone tells which is the newest.
         """
         return stream.id in self._adopted and post.at < than.attached_at
+
+    def _is_over(self, post: posts.Attach, than: Follower, stream: Stream) -> bool:
+        """Whether a delivery that began before the attached one ends without the owner's help.
+
+        Its client may have all of it before the owner hears that it began, and be elsewhere by now.
+        If the clocks of the replicas differ, both deliveries come to their ends.
+        """
+        last = stream.state.answer_after(post.start)
+        return post.at < than.attached_at and last is not None and last <= stream.state.durable
 
     def refused(self, stream_id: str, error: Exception) -> Sequence[Restore]:
         """The journal does not take a change of this stream. Returns what mends that, if anything.

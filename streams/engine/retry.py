@@ -16,7 +16,7 @@ from streams.logs import log
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 0.2
 # How long a server that starts waits for its store, which may be starting too, or reading its data.
-START_S: Final = 60.0
+START_S: Final = 30.0
 
 _T = TypeVar("_T")
 
@@ -50,6 +50,6 @@ async def at_start(ask: Callable[[], Awaitable[_T]]) -> _T:
         return await patiently(ask, for_s=START_S, doing="waiting for the store of the journal")
     except Unavailable as trouble:
         raise JournalUnusable(
-            f"{trouble}; the server has waited for {START_S:g} s: start the store, look at its "
+            f"{trouble}; the server has waited for {START_S:g} s: start the store, or look at its "
             "log, or name another one with --journal."
         ) from trouble

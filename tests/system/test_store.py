@@ -13,10 +13,11 @@ from typing import Final
 
 import pytest
 
+from streams.engine.retry import START_S
 from streams.journal.ownership import key_path
 from streams.keys import Keyring
 from tests.acceptance.launch import wait_for_end
-from tests.rigs.command import run
+from tests.rigs.command import Following, run
 from tests.rigs.redis_servers import Server, running
 from tests.wire.process import APP, CLI, Gate, ServerProcess, wait_until
 from tests.wire.raw import PipePeer
@@ -24,6 +25,8 @@ from tests.wire.verbs import POSITIONS, Reader, Started, called, read_stream, st
 
 SECRET = "hunter2"
 KEYS = "{mcp-streams}:keys"
+# Settings of a store that reads its data slowly, and answers meanwhile.
+SLOW: Final = ("--key-load-delay", "200000", "--loading-process-events-interval-bytes", "1024")
 SCHEMA = ("HGET", "{mcp-streams}:journal", "schema")
 
 
@@ -242,6 +245,49 @@ def test_a_wrong_password_is_not_told(store: str) -> None:
 def test_a_store_that_is_not_there_is_named_without_the_password() -> None:
     url = f"redis://:{SECRET}@127.0.0.1:1/0"
     assert "redis://127.0.0.1:1/0" in refused(*LISTENING, f"--journal={url}")
+
+
+WAITS: Final = "waiting for the store of the journal"
+
+
+def test_a_server_waits_for_a_store_that_starts_later(server: Server, store: str) -> None:
+    server.kill()
+    with Following(*LISTENING, f"--journal={store}") as serving:
+        serving.wait_for(WAITS)
+        server.start()
+        serving.wait_for("listening")
+        assert SECRET not in serving.said
+        serving.process.terminate()
+        assert serving.end() == (0, "")
+
+
+def test_a_server_waits_for_a_store_that_reads_its_data(server: Server, store: str) -> None:
+    """The store takes connections, and reads slowly until the test has seen enough."""
+    login = ("AUTH", SECRET)
+    server.ask("CONFIG", "SET", "rdbcompression", "no", login=login)
+    fill = "for n = 1, 1000 do redis.call('SET', 'key' .. n, string.rep('x', 2000)) end"
+    server.ask("EVAL", fill, "0", login=login)
+    server.ask("SAVE", login=login)
+    server.kill()
+    (server.folder / "appendonlydir").rename(server.folder / "before")
+    slow = Server("redis", server.folder, *SLOW, "--requirepass", SECRET)
+    try:
+        slow.start()
+        with Following(*LISTENING, f"--journal=redis://:{SECRET}@127.0.0.1:{slow.port}") as serving:
+            serving.wait_for(f"{WAITS}.*is loading")
+            slow.ask("CONFIG", "SET", "key-load-delay", "0", login=login)
+            serving.wait_for("listening")
+    finally:
+        slow.kill()
+
+
+def test_a_server_that_waits_for_its_store_ends_as_soon_as_it_is_told(store: str) -> None:
+    url = f"redis://:{SECRET}@127.0.0.1:1/0"
+    with Following(*LISTENING, f"--journal={url}") as serving:
+        serving.wait_for(WAITS)
+        serving.process.terminate()
+        serving.end(within_s=START_S / 2)
+        assert "has waited" not in serving.said
 
 
 def test_a_store_without_coredis_names_the_extra(tmp_path: Path, state: Path) -> None:

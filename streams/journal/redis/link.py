@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 import trio
+from anyio.abc import SocketAttribute
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from coredis.connection import (
     BaseConnection,
@@ -39,6 +40,7 @@ from coredis.exceptions import (
 )
 
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway, Unavailable
+from streams.forks import withhold
 from streams.journal.redis import library
 from streams.journal.redis.addresses import Address, Host
 
@@ -195,6 +197,7 @@ class Servers:
                 raise meant from error
             raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
         if (stream := connection.stream) is not None:  # else it is lost already
+            withhold(stream.extra(SocketAttribute.raw_socket))
             # 64 KiB at a time would be five turns of the loop for a stored run.
             stream.receive = partial(stream.receive, RECEIVE_BYTES)
         return connection

@@ -94,7 +94,8 @@ class HttpEndpoint:
             _accepted(request)
         elif request.method == "GET":
             _check_events(request)
-        is_here = not self._engine.sessions.is_shared  # else it is looked up with the body
+        # Another replica may have begun the session: then it is looked up with the body.
+        is_here = SESSION not in request.headers or not self._engine.sessions.is_shared
         if is_here and (request.method != "POST" or _may_have_session(request)):
             self._session(request)
         return None if request.method == "POST" else IGNORED_BYTES_MAX

@@ -9,6 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
 from streams.backends import PatienceSettings
+from streams.engine import posts
 from streams.exchange import Caller
 from streams.keys import Keyring
 from tests.rigs import idempotency
@@ -33,6 +34,7 @@ from tests.rigs.web import logged
 
 MAX_S = 600.0
 ALICE = Caller("alice", lambda: math.inf)
+COMPLETED = {"_meta": {"mcp-streams/ended": "completed"}}
 SUPERSEDED = {"_meta": {"mcp-streams/ended": "superseded"}}
 
 
@@ -80,6 +82,39 @@ async def test_a_resume_at_the_owner_displaces_the_one_elsewhere(
     theirs.steps.finish()
     await third.answer(3)
     assert (said(third.seen), said(second.seen)) == (["to the newest"], [])
+
+
+async def test_a_delivery_that_the_owner_hears_of_late_displaces_no_newer_one(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """A follower gives a client all of an ended stream before its owner knows of that client."""
+    ours, theirs = await replicas.two()
+    first = await ours.dial()
+    stream = await first.begin(1, "step")
+    first.cable.cut()
+    texts = [f"{n} " + "x" * 100_000 for n in range(20)]
+    ours.steps.log(*texts)
+    ours.steps.finish()
+    await wait_all_tasks_blocked()
+    is_heard = trio.Event()
+
+    async def post(stream: str, *bodies: bytes) -> bool:
+        if any(isinstance(posts.decode(body), posts.Attach) for body in bodies):
+            await is_heard.wait()
+        return await theirs.reached.inner.post(stream, *bodies)
+
+    theirs.reached.post = post
+    second = await theirs.dial()
+    await second.ask(2, "stream/resume", **named(stream))
+    assert text_of(await second.answer(1)) == "done"
+    third = await ours.dial(capacity=200)  # it does not read yet
+    await third.ask(3, "stream/resume", **named(stream))
+    await wait_all_tasks_blocked()
+    is_heard.set()
+    await wait_all_tasks_blocked()
+    assert text_of(await third.answer(1)) == "done"
+    assert (await third.answer(3))["result"] == COMPLETED
+    assert said(third.seen) == texts
 
 
 async def test_a_resume_at_a_third_replica_displaces_the_one_at_the_second(

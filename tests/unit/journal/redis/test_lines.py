@@ -192,7 +192,7 @@ async def test_a_store_that_stops_while_it_reads_ahead_is_unavailable_in_time(
         await journal.read("s", 0, bytes_max=SHARE)
         server.pause()
         try:
-            # What was sent before the pause may still be read.
+            # Lines that were sent before the pause may still be read.
             with pytest.raises(Unavailable), trio.fail_after(PATIENCE_S):
                 await replay(journal, len(runs), after=1)
         finally:
