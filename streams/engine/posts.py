@@ -46,7 +46,9 @@ class Attach(_Post, frozen=True):
     level: str
     confirms: bool
     is_new: bool  # else it was attached before
-    at: float  # when it was attached first, in wall time
+    at: float  # when its client asked for it, in wall time
+    is_again: bool = False  # it was attached to another owner before
+    waited_s: float = 0.0  # how long its client's request had waited until it was attached
 
 
 class Moved(_Post, frozen=True):

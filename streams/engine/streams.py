@@ -57,6 +57,9 @@ class Others(Protocol):
     def post(self, stream: str, post: ToOwner) -> None:
         """Send this to the owner of a stream."""
 
+    def is_in_order(self, stream_id: str, waited_s: float) -> bool:
+        """Whether a request for a stream, which has waited so long, is newer than all before it."""
+
     def doubt(self) -> None:
         """This replica may own streams that it does not know of."""
 
@@ -131,6 +134,7 @@ class Streams:
     def adopt(self, record: Record, grants: Sequence[Grant]) -> Stream:
         """Hold a stream of another replica that is gone. A call that cannot restart ends."""
         stream = self._hold_stored(record, trio.current_time())
+        stream.was_evicted = record.due_at is not None
         self.sessions.load(stream, grants)
         is_live = record.outcome is Outcome.LIVE
         if not record.is_announced:

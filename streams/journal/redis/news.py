@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import trio
 from coredis.connection import BaseConnection
-from coredis.exceptions import RedisError
 
 from streams.clock import backoff_s
 from streams.errors import JournalError, JournalUnusable, StoreAway, Unavailable
 from streams.journal.contract import News, Post
-from streams.journal.redis.link import Link, Moved, Servers, meaning
+from streams.journal.redis.link import LOST, Link, Moved, Servers, meaning
 
 CHANNELS: Final = 2  # that of a replica, and that of all
 POSTS_AT_ONCE: Final = 1000
@@ -78,7 +77,7 @@ class Listener:
                 nursery.start_soon(self._keep_alive, connection)
                 await self._hear(connection)
                 nursery.cancel_scope.cancel()
-        except* (RedisError, OSError) as errors:  # a timeout is an OSError
+        except* LOST as errors:
             raise _unavailable(errors, self._servers) from None
         except* JournalError as errors:
             raise _unavailable(errors, self._servers) from None
