@@ -28,7 +28,7 @@ from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import Refusal, StoreAway, refusal
+from streams.errors import Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal
 from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
@@ -59,8 +59,8 @@ class Owner(Protocol):
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
 
-    async def take(self, stream_id: str) -> Record | None:
-        """Own a stream that has no owner: see `Journal.take`."""
+    def doubt(self) -> None:
+        """The journal may say that we own a stream which is not in memory."""
 
     async def follow(self, record: Record) -> Stream | None:
         """The stream of a record that another replica owns, or that has just become ours.
@@ -229,6 +229,9 @@ class Cache:
                 if await self._journal.principal_of(stream_id) is None:
                     return None
                 await trio.sleep(PAUSE_S)
+        except (Unavailable, trio.Cancelled):  # perhaps after it was taken
+            self._owner.doubt()
+            raise
         finally:
             del self._loading[stream_id]
             done.set()
@@ -237,7 +240,7 @@ class Cache:
     async def _load(self, stream_id: str) -> Stream | None:
         if self.is_leaving:
             raise StoreAway("this replica ends: others have its calls")
-        record = await self._owner.take(stream_id)
+        record = await self._journal.take(stream_id)
         if record is not None and self._is_shared:
             is_ours = record.owner == self._journal.replica
             if not is_ours or record.due_at is None:

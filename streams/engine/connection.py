@@ -163,6 +163,11 @@ class Session:
         """Whether the client sends cursors and acks."""
         return self.settings.positions
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether a client only waits: it has declared nothing by which it could come back."""
+        return not (self.settings.dialects or self.settings.positions)
+
     def is_taken(self, request_id: RequestId, *, besides: Stream | None = None) -> bool:
         """Whether a delivery, or a call that is being checked, uses this request id now.
 
@@ -356,6 +361,11 @@ class Delivery:
         """Whether a client that cancels the request for this delivery cancels the call."""
         is_resumed = self.takes_over and self.waiting_id == self.stream.request_id
         return not self.is_wait and (self.is_call or is_resumed)
+
+    @property
+    def only_waits(self) -> bool:
+        """See `Follower.only_waits`."""
+        return self.is_wait or (self.is_call and self.reader.only_waits)
 
     @property
     def replays(self) -> bool:

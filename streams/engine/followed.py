@@ -120,6 +120,8 @@ class FollowedStream(Stream):
             delivery.give_way(post.superseded_by)
         elif post.error is not None:
             delivery.fail(Refusal(*post.error))
+        elif post.answer is not None:
+            delivery.answer(post.answer)
         elif post.is_released:
             delivery.let_go()
         else:
@@ -168,6 +170,7 @@ class FollowedStream(Stream):
             is_new=is_new,
             at=delivery.attached_at,
             is_again=is_again,
+            only_waits=delivery.only_waits,
             waited_s=delivery.waited_s,
         )
         self._post(attach)

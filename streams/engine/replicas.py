@@ -13,9 +13,9 @@ for `lease_s` of another's own time, in which that one could use the journal, is
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import trio
@@ -56,6 +56,9 @@ WAITED_S: Final = 0.1  # a request that waits no longer than that is overtaken b
 LOOKED_UP_AT_ONCE: Final = 200  # records of streams
 
 
+_T = TypeVar("_T")
+
+
 class RemoteReader:
     """The client of a delivery at another replica."""
 
@@ -79,6 +82,7 @@ class RemoteFollower:
         self.written = attach.position - 1
         self.reply_id = attach.reply_id
         self.taker = attach.taker
+        self.only_waits = attach.only_waits
         self.number_there = attach.number
         self.reader = RemoteReader(attach.taker.session, attach.level, confirms=attach.confirms)
         self._stream = stream
@@ -100,7 +104,7 @@ class RemoteFollower:
 
     def answer(self, line: bytes) -> None:
         """See `Follower.answer`."""
-        raise AssertionError("a stream that the journal does not have is followed by no replica")
+        self._end(posts.Ended(self.number_there, answer=line))
 
     def fail(self, refused: Refusal) -> None:
         """See `Follower.fail`."""
@@ -355,15 +359,16 @@ class Replicas:
             self._has_claims = trio.Event()
             while self._claims and not self._is_leaving:
                 owner = next(iter(self._claims))
-                records = await patiently(partial(self._take_from, owner))
-                if records:
+                del self._claims[owner]  # first: what is free from now on is claimed once more
+                claim = partial(self._journal.claim, owner)
+                if records := await patiently(partial(self._or_doubt, claim)):
+                    self._claims[owner] = None
                     await self._adopt(records)
-                else:
-                    del self._claims[owner]
 
-    async def _take_from(self, owner: str) -> Sequence[Record]:
+    async def _or_doubt(self, own: Callable[[], Awaitable[_T]]) -> _T:
+        """Own streams. Where the answer is lost, they may be ours all the same."""
         try:
-            return await self._journal.claim(owner)
+            return await own()
         except Unavailable:
             self.doubt()
             raise
@@ -380,16 +385,24 @@ class Replicas:
     async def adopt(self, record: Record) -> Stream:
         """Hold a stream that this replica owns from now on, whose handler no replica runs.
 
-        It may have been claimed and asked for at once: then it is taken over once.
+        It may have been claimed and asked for at once: then it is taken over once. A client that
+        asks for it and leaves does not break that off.
         """
-        async with self._turns.setdefault(record.stream, trio.Lock()):
+        send, receive = trio.open_memory_channel[Stream](1)
+        self._nursery.start_soon(self._adopt_once, record, send)
+        return await receive.receive()
+
+    async def _adopt_once(self, record: Record, done: trio.MemorySendChannel[Stream]) -> None:
+        turn = self._turns.setdefault(record.stream, trio.Lock())
+        async with turn:
             stream = self._streams.index.get(record.stream)
             if stream is None or stream.record.fence < record.fence:
                 stream = await self._take_over(record)
-        self._turns.pop(record.stream, None)
+            if not turn.statistics().tasks_waiting:
+                del self._turns[record.stream]
         for post in self._adopting.pop(record.stream, ()):
             self._receive(post)
-        return stream
+        done.send_nowait(stream)
 
     async def _take_over(self, record: Record) -> Stream:
         self._adopting.setdefault(record.stream, [])
@@ -848,7 +861,7 @@ class Replicas:
 
     async def _handle_own(self, stream_id: str, bodies: Sequence[bytes]) -> bool:
         """Posts for a stream without an owner: own it. False where another one does by now."""
-        record = await self._streams.take(stream_id)
+        record = await self._or_doubt(partial(self._journal.take, stream_id))
         if record is not None and record.owner != self._journal.replica:
             return False  # not by `Cache.find`, which would wait for an answer to a post
         if record is not None and record.due_at is None:

@@ -245,8 +245,8 @@ class Sessions:
         """Load the session of this id, if the journal is shared and another replica has it.
 
         "The server MAY terminate the session at any time, after which it MUST respond to requests
-        containing that session ID with HTTP 404 Not Found": at every replica, and at once. What
-        replicas tell one another of a session may come later than the client's next request.
+        containing that session ID with HTTP 404 Not Found": at every replica, and at once. Posts
+        between replicas may come later than the client's next request.
         """
         if self.tell_others is None:
             return

@@ -84,6 +84,10 @@ class Follower(Protocol):
     def reply_id(self) -> RequestId | None:
         """The id of the resume that asked for it; None for the original request's own."""
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether its client can only wait for the end: it has no way to come back."""
+
     def wake(self) -> None:
         """The stream may have something to deliver."""
 

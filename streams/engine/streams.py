@@ -22,7 +22,7 @@ from streams.engine.rerun import Rerun
 from streams.engine.retry import at_start, patiently
 from streams.engine.sessions import HttpSession, Sessions
 from streams.engine.stream import Answer, Stream
-from streams.errors import Unavailable, refusal
+from streams.errors import refusal
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record
 from streams.journal.sessions import Grant
@@ -165,14 +165,10 @@ class Streams:
             return await self.replicas.adopt(record)
         return await self.replicas.follow(record)
 
-    async def take(self, stream_id: str) -> Record | None:
-        """See `Owner.take`."""
-        try:
-            return await self._journal.take(stream_id)
-        except Unavailable:
-            if self.replicas is not None:
-                self.replicas.doubt()
-            raise
+    def doubt(self) -> None:
+        """See `Owner.doubt`."""
+        if self.replicas is not None:
+            self.replicas.doubt()
 
     def here(self, stream_id: str) -> Stream | None:
         """The stream of this id, if it is in memory, of this replica or followed."""

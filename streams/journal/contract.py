@@ -137,9 +137,9 @@ class Journal(Lookups, Protocol):
         `""` stands for streams without an owner: in a journal with one owner, for all. Returns the
         records that are not evicted, in the order of their numbers. In a shared journal these are
         some of the owner's streams: call it again until it returns none. Of two replicas that claim
-        a stream, one gets it. Those that run come first; others may be left evicted, because streams
-        that have ended need no owner. Posts to `owner` about these streams, which it has not
-        received, are among the `news` of this replica from then on.
+        a stream, one gets it. Those that run come first; others may be left evicted, because
+        streams that have ended need no owner. Posts to `owner` about these streams, which it has
+        not received, are among the `news` of this replica from then on.
 
         If it raises `Unavailable`, streams may have been claimed all the same: `owned` has them.
         So it is with `take`.

@@ -403,5 +403,5 @@ def a_number_is_reused_after_a_failover(patch: pytest.MonkeyPatch) -> None:
 
 @forgetful_plant
 def a_gap_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    """What follows a gap is sent as if nothing was missing."""
+    """Messages behind a gap are sent as if nothing was missing."""
     patch.setattr("streams.engine.connection._tell_gap", lambda delivery, earliest: None)
