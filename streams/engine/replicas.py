@@ -630,7 +630,7 @@ class Replicas:
         """A client does something with the call itself."""
         match post:
             case posts.Answered():
-                self._streams.answer(stream, messages.parse(post.line))
+                self._streams.answer(stream, messages.parse(post.line), post.session)
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():

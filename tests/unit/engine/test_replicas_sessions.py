@@ -61,6 +61,24 @@ def notices(answer: Answer) -> list[Json]:
 # Sessions
 
 
+async def test_a_change_of_a_session_counts_before_replicas_hear_of_it(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    first, second = await replicas.two()
+    await trio.sleep(LEASE_S)  # each has seen the other
+    browser = await first.browse(STREAMS)
+    used = await elsewhere(second, browser)
+    assert (await used.post(1, "ping")).status == 200
+
+    async def send(*_: object) -> bool:
+        return True  # and nothing arrives
+
+    first.reached.send = send
+    assert (await browser.post(2, "logging/setLevel", level="error")).status == 200
+    assert (await used.post(3, "ping")).status == 200
+    assert [session.level for session in second.running.engine.sessions] == ["error"]
+
+
 async def test_an_ended_session_is_unknown_before_replicas_hear_of_its_end(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
