@@ -47,10 +47,11 @@ _CAPABILITIES: Final = {
     "roots/list": "roots",
 }
 
+# The server has ended a delivery of a stream, which can be resumed.
+RELEASED: Final = "released"
+
 # The client repeats a request after these errors.
-RETRIED: Final = frozenset(
-    {"too_early", "too_many_requests", "id_in_use", "released", "unavailable"}
-)
+RETRIED: Final = frozenset({"too_early", "too_many_requests", "id_in_use", RELEASED, "unavailable"})
 
 # A method that only reads, or that sets what is set already, may be sent a second time.
 HARMLESS: Final = frozenset(

@@ -28,7 +28,7 @@ from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import Refusal, StoreAway
+from streams.errors import Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal
 from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
@@ -59,8 +59,8 @@ class Owner(Protocol):
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
 
-    async def take(self, stream_id: str) -> Record | None:
-        """Own a stream that has no owner: see `Journal.take`."""
+    def doubt(self) -> None:
+        """The journal may say that we own a stream which is not in memory."""
 
     async def follow(self, record: Record) -> Stream | None:
         """The stream of a record that another replica owns, or that has just become ours.
@@ -91,6 +91,7 @@ class Cache:
         self._limits = limits
         self._owner = owner
         self._is_shared = bool(journal.replica)
+        self.is_leaving = False  # this replica ends: it must own no stream any more
         self._started_at = trio.current_time()
         self._wall_ahead_s = wall() - self._started_at  # of trio's time, which deadlines are in
         # Streams that may be evicted, in the order of their last use.
@@ -174,6 +175,11 @@ class Cache:
             self.used(stream)
         return stream
 
+    def check_leaving(self) -> None:
+        """Raise `Refusal` where this replica ends: the client must ask another one."""
+        if self.is_leaving:
+            raise refusal("released")
+
     async def page(
         self, principal: str, after: int, size: int
     ) -> tuple[list[Stream | Record], int | None]:
@@ -209,36 +215,44 @@ class Cache:
         return self._has_others and not is_known
 
     async def _load_surely(self, stream_id: str) -> Stream | None:
-        """Load a stream, whose owner may change while it is looked for."""
-        for _ in range(LOADS_MAX):
-            stream = await self._load(stream_id)
-            if stream is not None or not self._is_shared:
-                return stream
-            if await self._journal.principal_of(stream_id) is None:
-                return None
-            await trio.sleep(PAUSE_S)
-        raise StoreAway("the call goes from one replica to another")
+        """Load a stream, whose owner may change while it is looked for.
 
-    async def _load(self, stream_id: str) -> Stream | None:
-        """Load a stream. `_loading` keeps other tasks from loading it meanwhile: a record that was
-        read must not be used after the stream has changed.
+        `_loading` keeps other tasks from loading it meanwhile: a record that was read must not be
+        used after the stream has changed.
         """
         done = self._loading[stream_id] = trio.Event()
         try:
-            record = await self._owner.take(stream_id)
-            if record is not None and self._is_shared:
-                is_ours = record.owner == self._journal.replica
-                if not is_ours or record.due_at is None:
-                    return await self._owner.follow(record)
-            if record is None or record.due_at is None:
-                return None
-            grants = await self._journal.grants(stream_id)
-            names = tuple(self._keyring.names(stream_id))
-            is_named = await self._journal.named(names[0]) == stream_id
-            return self._loaded(record, grants, () if is_named else names)
+            for _ in range(LOADS_MAX):
+                stream = await self._load(stream_id)
+                if stream is not None or not self._is_shared:
+                    return stream
+                if await self._journal.principal_of(stream_id) is None:
+                    return None
+                await trio.sleep(PAUSE_S)
+        except (Unavailable, trio.Cancelled):  # perhaps after it was taken
+            self._owner.doubt()
+            raise
         finally:
             del self._loading[stream_id]
             done.set()
+        raise StoreAway("the call goes from one replica to another")
+
+    async def _load(self, stream_id: str) -> Stream | None:
+        if self.is_leaving:
+            raise StoreAway("this replica ends: others have its calls")
+        record = await self._journal.take(stream_id)
+        if record is not None and self._is_shared:
+            is_ours = record.owner == self._journal.replica
+            if not is_ours or record.due_at is None:
+                return await self._owner.follow(record)
+        if record is None or record.due_at is None:
+            return None
+        grants = await self._journal.grants(stream_id)
+        names = tuple(self._keyring.names(stream_id))
+        is_named = await self._journal.named(names[0]) == stream_id
+        if (taken_over := self._streams.get(stream_id)) is not None:  # for a client that follows it
+            return taken_over
+        return self._loaded(record, grants, () if is_named else names)
 
     def _loaded(self, record: Record, grants: Sequence[Grant], names: tuple[bytes, ...]) -> Stream:
         """Hold a stream whose record was read; the journal does not have its `names` yet."""

@@ -349,10 +349,11 @@ class Committer:
                 steps[0] = self._with_acks(steps[0])
                 continue
             done = steps.pop(0)
-            if any(outcomes) and (again := self._mended(done, outcomes, taken, mended)):
+            again = self._mended(done, outcomes, taken, mended) if any(outcomes) else []
+            if again:
                 steps.insert(0, again)
             if steps:
-                ids = set(map(id, done))
+                ids = set(map(id, done)).difference(map(id, again))
                 _tell([(source, change) for source, change in taken if id(change) in ids])
                 taken[:] = [each for each in taken if id(each[1]) not in ids]
         if self._trouble is not None:

@@ -64,6 +64,7 @@ YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task f
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
 BUSY_S: Final = 0.05  # before a journal that could not be read is read again
 LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
+LOOK_OFTEN_S: Final = 0.02  # the same, while another replica waits for the client
 SETTLE_S: Final = 1.0  # after a write before a ping asks about it, so that one ping asks about many
 
 
@@ -161,6 +162,11 @@ class Session:
     def confirms(self) -> bool:
         """Whether the client sends cursors and acks."""
         return self.settings.positions
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether a client only waits: it has declared nothing by which it could come back."""
+        return not (self.settings.dialects or self.settings.positions)
 
     def is_taken(self, request_id: RequestId, *, besides: Stream | None = None) -> bool:
         """Whether a delivery, or a call that is being checked, uses this request id now.
@@ -268,6 +274,7 @@ class Delivery:
     """One stream on its way over one connection: the `Follower` of the stream."""
 
     __slots__ = (
+        "asked_at",
         "attached_at",
         "connection",
         "dialects",
@@ -286,6 +293,7 @@ class Delivery:
         "start",
         "stream",
         "takes_over",
+        "waited_s",
         "written",
     )
 
@@ -312,9 +320,9 @@ class Delivery:
         self.connection = connection
         self.start = after if granted is None else granted.start
         self.number = 0
-        # A request over HTTP may have waited for the owner of the stream.
-        waited_s = trio.current_time() - connection.opened_at if connection.is_response else 0.0
-        self.attached_at = wall() - waited_s
+        self.asked_at = connection.asked_at
+        self.waited_s = trio.current_time() - self.asked_at
+        self.attached_at = wall() - self.waited_s
         self.position = after
         self.written = after - 1  # becomes `after` once the preamble is written
         self.preamble = preamble
@@ -353,6 +361,11 @@ class Delivery:
         """Whether a client that cancels the request for this delivery cancels the call."""
         is_resumed = self.takes_over and self.waiting_id == self.stream.request_id
         return not self.is_wait and (self.is_call or is_resumed)
+
+    @property
+    def only_waits(self) -> bool:
+        """See `Follower.only_waits`."""
+        return self.is_wait or (self.is_call and self.reader.only_waits)
 
     @property
     def replays(self) -> bool:
@@ -542,8 +555,11 @@ class Connection:
         *,
         framing: Framing | None = None,
         event_ids: EventIds | None = None,
+        asked_at: float | None = None,
     ) -> None:
-        """With a `session` this is the response to one of its HTTP requests."""
+        """With a `session` this is the response to one of its HTTP requests, which came at
+        `asked_at`.
+        """
         self.channel = channel
         self.session = session or Session(channel.principal)
         self.is_response = session is not None
@@ -570,6 +586,7 @@ class Connection:
         self._is_hung_up = False
         self._has_written = False
         self._seen_at = self.opened_at = trio.current_time()
+        self._asked_at = asked_at or self.opened_at
         self._ping_at = self.opened_at + PING_EVERY_S
         self._is_silent = False
         self._receipts = Receipts()
@@ -580,6 +597,14 @@ class Connection:
         """Whether replies to resumes contain the final response, which is not sent apart then."""
         has_room = self.session.settings.replay_response and self._framing.announces
         return self.is_response and not has_room
+
+    @property
+    def asked_at(self) -> float:
+        """When the client sent the request that is handled now, in trio's time.
+
+        The request may have waited since then: for the owner of a stream, or for the journal.
+        """
+        return self._asked_at
 
     @property
     def has_event_ids(self) -> bool:
@@ -680,6 +705,29 @@ class Connection:
                 return
             with trio.move_on_after(LOOK_EVERY_S):
                 await self._moved.park()
+
+    async def caught_up(self) -> None:
+        """Wait until all that is durable is written, or the peer can read no more."""
+        while self._is_behind:
+            if not self.channel.is_writable():
+                return
+            with trio.move_on_after(LOOK_OFTEN_S):
+                await self._moved.park()
+
+    @property
+    def _is_behind(self) -> bool:
+        has_news = any(each.position < each.stream.state.durable for each in self.deliveries)
+        return bool(has_news or self._outbox or self._notices or self._write)
+
+    @property
+    def has_unannounced(self) -> bool:
+        """Whether a call is delivered that no client can come back to."""
+        return any(not each.stream.record.is_announced for each in self.deliveries)
+
+    def release(self) -> None:
+        """End all deliveries: their clients may come back."""
+        for delivery in list(self.deliveries):
+            delivery.end("released")
 
     # Running
 
@@ -949,6 +997,7 @@ class Connection:
         """The peer sent something."""
         self._receipts.heard()
         self._saw_life()
+        self._asked_at = self._seen_at
 
     def _saw_life(self) -> None:
         self._seen_at = trio.current_time()

@@ -5,7 +5,7 @@ knows no transport (a connection is a channel of lines) and nothing of MCP beyon
 dialects.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -110,6 +110,10 @@ class Engine:
         self._young: dict[Connection, None] = {}  # those not watched yet, in the same order
         self._has_young = trio.lowlevel.ParkingLot()
         self._is_closing = False
+        # Set at the begin of a shutdown that other replicas go on after: no connection must be
+        # accepted from then on, so that balancers send clients to those.
+        self.leaving = trio.Event()
+        self._is_moving = False  # clients are sent to other replicas
         self._running = 0  # handlers
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
         self._nursery: trio.Nursery
@@ -273,11 +277,21 @@ class Engine:
         begin: Callable[[Connection], Awaitable[None]],
         *,
         event_ids: EventIds,
+        asked_at: float,
     ) -> None:
-        """Open a connection for the response to one HTTP request, and send what `begin` begins."""
-        connection = self._opened(
-            Connection(channel, self._journal, session, framing=framing, event_ids=event_ids)
+        """Open a connection for the response to one HTTP request, and send what `begin` begins.
+
+        The request came at `asked_at`, in trio's time.
+        """
+        response = Connection(
+            channel,
+            self._journal,
+            session,
+            framing=framing,
+            event_ids=event_ids,
+            asked_at=asked_at,
         )
+        connection = self._opened(response)
         try:
             await begin(connection)
             await connection.respond()
@@ -292,6 +306,8 @@ class Engine:
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
         self._stir()
+        if self._is_moving and not connection.is_response:
+            connection.hang_up()
         return connection
 
     async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
@@ -369,27 +385,62 @@ class Engine:
         return await handler(stream)
 
     async def shut_down(self) -> None:
-        """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later."""
+        """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later.
+
+        In a shared journal they go on elsewhere at once, and so do their clients.
+        """
         self._is_closing = True
+        if self._replicas is not None:
+            self.leaving.set()
         for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
                 self._streams.suspend(stream)
-        with trio.move_on_after(COMMIT_S):
-            await self._committer.settle()
-            if self._replicas is not None:
-                await self._replicas.release()
+        if self._replicas is None:
+            with trio.move_on_after(COMMIT_S):
+                await self._committer.settle()
+            await self._end_connections()
+        else:
+            await self._hand_over(self._replicas)
+        with trio.move_on_after(CLOSE_S):
+            while self._connections:
+                await self._stirred.park()
+
+    async def _end_connections(self) -> None:
+        """Send what is there, and close all connections."""
         for connection in self._connections:
             connection.separation.hurry()
         await self._wait_for_connections(DELIVER_S)
         for connection in self._connections:
-            for delivery in list(connection.deliveries):
-                delivery.end("released")
+            connection.release()
         await self._wait_for_connections(RELEASE_S)
         for connection in self._connections:
             connection.hang_up()
-        with trio.move_on_after(CLOSE_S):
-            while self._connections:
-                await self._stirred.park()
+
+    async def _hand_over(self, replicas: Replicas) -> None:
+        """Give up all streams, and send the clients to the replicas that take them over."""
+        with trio.move_on_after(COMMIT_S):
+            await self._committer.settled()  # and not what clients go on to confirm
+            await self._catch_up([each for each in self._connections if each.has_unannounced])
+            await replicas.release()
+        self._is_moving = True
+        async with trio.open_nursery() as nursery:
+            for connection in self._connections:
+                nursery.start_soon(self._move, connection)
+
+    async def _move(self, connection: Connection) -> None:
+        """Close a connection, once all is written that is durable."""
+        await self._catch_up([connection])
+        connection.release()
+        with trio.move_on_after(RELEASE_S):
+            await connection.drained()
+        connection.hang_up()
+
+    async def _catch_up(self, connections: Iterable[Connection]) -> None:
+        """Wait until these have written all that is durable."""
+        with trio.move_on_after(DELIVER_S):
+            for connection in connections:
+                connection.separation.hurry()
+                await connection.caught_up()
 
     @property
     def unready(self) -> str:

@@ -120,6 +120,8 @@ class FollowedStream(Stream):
             delivery.give_way(post.superseded_by)
         elif post.error is not None:
             delivery.fail(Refusal(*post.error))
+        elif post.answer is not None:
+            delivery.answer(post.answer)
         elif post.is_released:
             delivery.let_go()
         else:
@@ -151,11 +153,11 @@ class FollowedStream(Stream):
         self._tell_of(delivery, is_new=is_new)
 
     def attach_anew(self) -> None:
-        """Another replica owns the stream now: tell it of the delivery that is attached here."""
+        """Tell the owner of the delivery that is attached here: it does not know of that."""
         if self.delivery is not None and self.state.idle_since is None:
-            self._tell_of(self.delivery, is_new=True)
+            self._tell_of(self.delivery, is_new=True, is_again=True)
 
-    def _tell_of(self, delivery: Follower, *, is_new: bool) -> None:
+    def _tell_of(self, delivery: Follower, *, is_new: bool, is_again: bool = False) -> None:
         reader = delivery.reader
         attach = Attach(
             number=delivery.number,
@@ -167,6 +169,9 @@ class FollowedStream(Stream):
             confirms=reader.confirms,
             is_new=is_new,
             at=delivery.attached_at,
+            is_again=is_again,
+            only_waits=delivery.only_waits,
+            waited_s=delivery.waited_s,
         )
         self._post(attach)
 

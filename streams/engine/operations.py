@@ -14,12 +14,13 @@ import msgspec
 import trio
 
 from streams import messages
+from streams.clock import wall
 from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
 from streams.engine.posts import Acked, Taker
 from streams.engine.sessions import EventId, HttpSession, name_in
-from streams.engine.stream import Stream
+from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
 from streams.errors import (
     INTERNAL_ERROR,
@@ -27,6 +28,7 @@ from streams.errors import (
     INVALID_REQUEST,
     Missing,
     Refusal,
+    StoreAway,
     refusal,
 )
 from streams.exchange import authenticated, is_anonymous
@@ -127,7 +129,7 @@ class Operations:
         elif reply_id == stream.request_id:
             # The resume has the original request's id, so one response answers both.
             takes_over = not stream.state.is_finished(after)
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         stream.acknowledge(after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
@@ -156,7 +158,7 @@ class Operations:
         stream, seq = self._check_page(connection.session, stream, token, params)
         session = connection.session
         check_free(session, reply_id, besides=stream)
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         stream.mark_delivered(seq)
         speaks = session.settings.dialects
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
@@ -179,7 +181,7 @@ class Operations:
         after = stream.state.delivered
         _check_undelivered(stream, after)
         self._check_early(stream)
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         speaks = session.settings.dialects
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
 
@@ -233,7 +235,7 @@ class Operations:
         preamble = [] if state.is_ended else latest_progress(stream, token)
         preamble += missed
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         stream.let_answer(session, after)
         if stream.record.restart is None:
             stream.progress_token = token
@@ -355,7 +357,9 @@ class Operations:
         if granted.ended:
             raise refusal(granted.ended)
         _check_cursor(stream, event.seq)
-        current = stream.displace()
+        self._displace(
+            stream, connection, Taker(session.name, self.request_id(event), granted.name)
+        )
         speaks = session.settings.dialects
         called_as = granted.reply_id if granted.is_call else None
         delivery = Delivery(
@@ -370,9 +374,29 @@ class Operations:
             is_wait=granted.is_wait,
             granted=granted,
         )
-        if current is not None:
-            current.give_way(delivery.taker)
         connection.attach(delivery)
+
+    def _displace(self, stream: Stream, by: Connection, taker: Taker) -> None:
+        """End the attached delivery, whether its connection lives or not: the newest wins.
+
+        A request may have waited for the owner of the stream while its client has gone, and has
+        come back over another connection. Then this one must not displace that. Raises `Refusal`.
+        """
+        if not by.channel.is_writable():
+            raise Refusal(INTERNAL_ERROR, "The connection is gone.")
+        if (current := stream.delivery) is not None and self._is_late(by, current, stream):
+            raise refusal("superseded")
+        if (displaced := stream.displace()) is not None:
+            displaced.give_way(taker)
+
+    def _is_late(self, by: Connection, current: Follower, stream: Stream) -> bool:
+        """Whether the attached delivery was asked for after this request was sent."""
+        if isinstance(current, Delivery):
+            return by.asked_at < current.asked_at
+        replicas, waited_s = self._streams.replicas, trio.current_time() - by.asked_at
+        assert replicas is not None
+        is_older = wall() - waited_s < current.attached_at
+        return is_older and not replicas.is_in_order(stream.id, waited_s)
 
     async def load_question(self, message: Message) -> None:
         """Load the stream whose request this message answers, where another replica has it."""
@@ -384,7 +408,12 @@ class Operations:
             await self._cache.named(bytes.fromhex(name[1]))
 
     async def load(self, session: HttpSession, event_id: str) -> None:
-        """Load the stream of this event id, if this session may resume it by event ids."""
+        """Load the stream of this event id, if this session may resume it by event ids.
+
+        Raises `StoreAway` where this replica ends: HTTP has a status for that.
+        """
+        if self._cache.is_leaving:
+            raise StoreAway("this replica ends: others have its calls")
         name = name_in(event_id)
         if name.hex() in session.streams:
             stream = await self._cache.named(name)
@@ -476,6 +505,7 @@ class Operations:
 
     async def find(self, session: Session, intent: Resume | Poll) -> Stream:
         """The stream that is asked for. Raises `Refusal` where this client may not have it."""
+        self._cache.check_leaving()
         stream = await self._theirs(session, intent)
         # A stream that was never announced ends with its connection, so it cannot be resumed.
         if stream is None or not stream.record.is_announced:
@@ -609,18 +639,6 @@ class Operations:
             if delivery.granted is not None:
                 delivery.granted.ended = "cancelled"
             delivery.drop()
-
-
-def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
-    """End the attached delivery, whether its connection lives or not: the newest wins.
-
-    A request may have waited for the owner of the stream while its client has gone, and has come
-    back over another connection. Then this one must not displace that.
-    """
-    if not by.channel.is_writable():
-        raise Refusal(INTERNAL_ERROR, "The connection is gone.")
-    if (current := stream.displace()) is not None:
-        current.give_way(Taker(by.session.name, reply_id))
 
 
 def _cursor(stream: Stream, intent: Resume | Poll, event_ids: EventIds | None) -> int | None:

@@ -46,7 +46,10 @@ class Attach(_Post, frozen=True):
     level: str
     confirms: bool
     is_new: bool  # else it was attached before
-    at: float  # when it was attached first, in wall time
+    at: float  # when its client asked for it, in wall time
+    is_again: bool = False  # it was attached to another owner before
+    waited_s: float = 0.0  # how long its client's request had waited until it was attached
+    only_waits: bool = False  # its client cannot come back
 
 
 class Moved(_Post, frozen=True):
@@ -154,12 +157,13 @@ class View(_Post, frozen=True):
 class Ended(_Post, frozen=True):
     """A delivery is over.
 
-    `error` is an error for its client: code, message, data. Without one nothing more is sent to the
-    client; with `is_released` the client may come back.
+    `error` is an error for its client: code, message, data; `answer` is a line for it. Without
+    either nothing more is sent to the client; with `is_released` the client may come back.
     """
 
     number: int
     error: tuple[int, str, dict[str, Any] | None] | None = None
+    answer: bytes | None = None
     superseded_by: Taker | None = None
     is_released: bool = False
 

@@ -13,9 +13,9 @@ for `lease_s` of another's own time, in which that one could use the journal, is
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import trio
@@ -40,7 +40,8 @@ from streams.limits import Limits
 from streams.logs import log
 
 # How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
-BEATS: Final = 8
+BEATS: Final = 16
+BEAT_MIN_S: Final = 0.01
 # Parts of the lease without the store, after which balancers are told to send no new connections,
 # and after which all connections are closed. A balancer needs some time to go elsewhere.
 LATE: Final = 0.5
@@ -48,7 +49,14 @@ CUT_OFF: Final = 0.75
 # A post is sent again after this time where the journal takes nothing.
 RETRY_FIRST_S: Final = 0.02
 RETRY_LAST_S: Final = 0.2
+# How often the owner of a stream is asked how it is, each half a lease, until that is given up. Two
+# leases pass if the owner dies, and the replica that claims its streams as well.
+LOOKS: Final = 5
+WAITED_S: Final = 0.1  # a request that waits no longer than that is overtaken by no other
 LOOKED_UP_AT_ONCE: Final = 200  # records of streams
+
+
+_T = TypeVar("_T")
 
 
 class RemoteReader:
@@ -66,12 +74,15 @@ class RemoteFollower:
     def __init__(self, stream: Stream, replica: str, attach: posts.Attach, tell: "Tell") -> None:
         self.number = 0
         self.attached_at = attach.at
+        self.waited_s = attach.waited_s
+        self.is_again = attach.is_again
         self.replica = replica
         self.start = attach.start
         self.position = attach.position
         self.written = attach.position - 1
         self.reply_id = attach.reply_id
         self.taker = attach.taker
+        self.only_waits = attach.only_waits
         self.number_there = attach.number
         self.reader = RemoteReader(attach.taker.session, attach.level, confirms=attach.confirms)
         self._stream = stream
@@ -93,7 +104,7 @@ class RemoteFollower:
 
     def answer(self, line: bytes) -> None:
         """See `Follower.answer`."""
-        raise AssertionError("a stream that the journal does not have is followed by no replica")
+        self._end(posts.Ended(self.number_there, answer=line))
 
     def fail(self, refused: Refusal) -> None:
         """See `Follower.fail`."""
@@ -164,6 +175,7 @@ class Replicas:
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
+        self._unsent: dict[tuple[str, str], list[bytes]] = {}  # of the places that are sent to now
         self._send, self._outbox = trio.open_memory_channel[tuple[str, str, bytes]](math.inf)
         self._notices: dict[str | int, posts.Notice] = {}  # by their keys, or else by a number
         self._has_notices = trio.Event()
@@ -175,10 +187,11 @@ class Replicas:
         self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
         self._names = {journal.replica}  # that this replica has had
         self._renewed_at = trio.current_time()
-        self.is_late = self._is_cut_off = False
+        self.is_late = self._is_cut_off = self._is_leaving = False
         self._nursery: trio.Nursery
         streams.replicas = self
         streams.sessions.tell_others = self._tell_of_session
+        streams.sessions.count_replicas = lambda: self.lives
         committer.on_refused = self.refused
 
     @property
@@ -200,7 +213,13 @@ class Replicas:
                 self._nursery.start_soon(task)
 
     async def release(self) -> None:
-        """Give up all streams, so that other replicas take them over at once."""
+        """Give up all streams, so that other replicas take them over at once.
+
+        From then on this replica owns none, and renews no lease.
+        """
+        if self._is_leaving:
+            return
+        self._is_leaving = self._streams.cache.is_leaving = True
         try:
             await self._journal.release()
         except Unavailable as trouble:  # they wait for the end of the lease
@@ -210,11 +229,10 @@ class Replicas:
 
     async def _beat(self) -> None:
         """Renew the lease, and look at those of the others, for ever."""
-        pause_s = self._journal.lease_s / BEATS
-        while True:
+        while not self._is_leaving:
             senders = frozenset(self._unseen)
             try:
-                with trio.fail_after(self._journal.lease_s / 2):
+                with trio.fail_at(self._patient_until()):
                     counts = await self._journal.renew()
             except (Unavailable, trio.TooSlowError) as trouble:
                 self._missed_beat(trouble)
@@ -225,12 +243,24 @@ class Replicas:
                 else:
                     self._look_at(counts, senders)
             self._look_after_followed()
-            await trio.sleep(pause_s)
+            await trio.sleep_until(self._next_beat_at())
+
+    def _patient_until(self) -> float:
+        """Until when a renewal may take: then this replica is late, or its clients leave."""
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        marks = (self._renewed_at + part * lease_s for part in (LATE, CUT_OFF))
+        return min((at for at in marks if at > now), default=now + lease_s / 2)
+
+    def _next_beat_at(self) -> float:
+        """When to look at the leases next: soon, and when the first of them ends."""
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        ends = (since + lease_s for _, since in self._seen.values())
+        return max(now + BEAT_MIN_S, min([now + lease_s / BEATS, *ends]))
 
     def _missed_beat(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
         late_s = trio.current_time() - self._renewed_at
-        self.is_late = late_s > LATE * self._journal.lease_s
+        self.is_late = late_s >= LATE * self._journal.lease_s
         if self._is_cut_off or late_s < CUT_OFF * self._journal.lease_s:
             return
         self._is_cut_off = True
@@ -327,17 +357,18 @@ class Replicas:
         while True:
             await self._has_claims.wait()
             self._has_claims = trio.Event()
-            while self._claims:
+            while self._claims and not self._is_leaving:
                 owner = next(iter(self._claims))
-                records = await patiently(partial(self._take_from, owner))
-                if records:
+                del self._claims[owner]  # first: what is free from now on is claimed once more
+                claim = partial(self._journal.claim, owner)
+                if records := await patiently(partial(self._or_doubt, claim)):
+                    self._claims[owner] = None
                     await self._adopt(records)
-                else:
-                    del self._claims[owner]
 
-    async def _take_from(self, owner: str) -> Sequence[Record]:
+    async def _or_doubt(self, own: Callable[[], Awaitable[_T]]) -> _T:
+        """Own streams. Where the answer is lost, they may be ours all the same."""
         try:
-            return await self._journal.claim(owner)
+            return await own()
         except Unavailable:
             self.doubt()
             raise
@@ -354,40 +385,62 @@ class Replicas:
     async def adopt(self, record: Record) -> Stream:
         """Hold a stream that this replica owns from now on, whose handler no replica runs.
 
-        It may have been claimed and asked for at once: then it is taken over once.
+        It may have been claimed and asked for at once: then it is taken over once. A client that
+        asks for it and leaves does not break that off.
         """
-        async with self._turns.setdefault(record.stream, trio.Lock()):
-            former = self._streams.index.get(record.stream)
-            if former is None or former.record.fence < record.fence:
-                former = await self._take_over(record, former)
-        self._turns.pop(record.stream, None)
-        return former
+        send, receive = trio.open_memory_channel[Stream](1)
+        self._nursery.start_soon(self._adopt_once, record, send)
+        return await receive.receive()
 
-    async def _take_over(self, record: Record, former: Stream | None) -> Stream:
-        waiting = self._adopting.setdefault(record.stream, [])
+    async def _adopt_once(self, record: Record, done: trio.MemorySendChannel[Stream]) -> None:
+        turn = self._turns.setdefault(record.stream, trio.Lock())
+        async with turn:
+            stream = self._streams.index.get(record.stream)
+            if stream is None or stream.record.fence < record.fence:
+                stream = await self._take_over(record)
+            if not turn.statistics().tasks_waiting:
+                del self._turns[record.stream]
+        for post in self._adopting.pop(record.stream, ()):
+            self._receive(post)
+        done.send_nowait(stream)
+
+    async def _take_over(self, record: Record) -> Stream:
+        self._adopting.setdefault(record.stream, [])
         grants = await patiently(partial(self._journal.grants, record.stream))
-        followed = self._followed.pop(record.stream, None)
-        if former is not None:  # of an older lease
-            self._streams.lose(former)
-        stream = self._streams.adopt(record, grants)
-        if stream.rerun is not None and stream.state.outcome is LIVE:
-            try:
-                await stream.reopen_questions()
-            except Refusal as refused:  # the store has lost some of the call
-                stream.fail(refused)
-            else:
-                self._engine.go_on(stream)
-        if followed is not None:
-            _move(followed.delivery, stream, is_kept=self._streams.index.get(stream.id) is stream)
-            await self._unfollow(record.stream)
-        self._adopting.pop(record.stream, None)
+        held = self._streams.index.get(record.stream)
+        if held is None or held.record.fence < record.fence:
+            if held is not None:  # of an older lease
+                self._streams.lose(held)
+            held = self._streams.adopt(record, grants)
+            self._bring_here(held)
+            if held.rerun is not None and held.state.outcome is LIVE:
+                try:
+                    await held.reopen_questions()
+                except Refusal as refused:  # the store has lost some of the call
+                    held.fail(refused)
+                else:
+                    self._engine.go_on(held)
+        else:  # it was evicted, and a client has asked for it meanwhile
+            self._bring_here(held)
         self._adopted[record.stream] = trio.current_time()
         for number, look in self._looks.items():
             if look.stream.id == record.stream:
-                look.answer.send_nowait(_view(stream, number))
-        for post in waiting:
-            self._receive(post)
-        return stream
+                look.answer.send_nowait(_view(held, number))
+        return held
+
+    def _bring_here(self, stream: Stream) -> None:
+        """Go on with the delivery of a stream that was followed, and is owned from now on."""
+        followed = self._followed.pop(stream.id, None)
+        if followed is None:
+            return
+        self._nursery.start_soon(self._unfollow, stream.id)
+        if (delivery := followed.delivery) is None:
+            return
+        assert isinstance(delivery, Delivery)
+        if self._streams.index.get(stream.id) is stream and stream.delivery is None:
+            delivery.move(stream)
+        else:
+            delivery.drop()
 
     # Following
 
@@ -415,7 +468,7 @@ class Replicas:
             )
             self._followed[record.stream] = stream
         else:
-            stream.follow(record)
+            self._learn(stream, record)
         stream.seen_at = trio.current_time()
         view = await self._look(stream)
         owned = self._streams.index.get(record.stream)  # it may have been taken over meanwhile
@@ -427,11 +480,11 @@ class Replicas:
         number = next(self._numbers)
         self._looks[number] = _Looking(stream, send)
         try:
-            stream.look(number)
-            with trio.fail_after(2 * self._journal.lease_s + 1):
-                return await receive.receive()
-        except trio.TooSlowError:
-            raise StoreAway("the replica that runs the call does not answer") from None
+            for _ in range(LOOKS):
+                stream.look(number)
+                with trio.move_on_after(self._journal.lease_s / 2):
+                    return await receive.receive()
+            raise StoreAway("the replica that runs the call does not answer")
         finally:
             del self._looks[number]
 
@@ -453,6 +506,12 @@ class Replicas:
             if stream.delivery is not None:
                 stream.delivery.fail(refusal("stream_not_found"))
             return
+        self._learn(stream, record)
+        if record.owner == "" and stream.delivery is not None:
+            await self._own(stream_id)
+
+    def _learn(self, stream: FollowedStream, record: Record) -> None:
+        """A followed stream has this record. A new owner is told of the client that is here."""
         was = stream.owner
         stream.follow(record)
         if record.owner not in (was, "", self._journal.replica):
@@ -460,11 +519,11 @@ class Replicas:
             for number, look in self._looks.items():
                 if look.stream is stream:  # the owner has died perhaps while it had the question
                     stream.look(number)
-        elif record.owner == "" and stream.delivery is not None:
-            await self._own(stream_id)
 
     async def _own(self, stream_id: str) -> None:
         """Own a stream that has no owner, for the client that is attached to it here."""
+        if self._is_leaving:
+            return
         record = await patiently(partial(self._journal.take, stream_id))
         if record is not None and record.owner == self._journal.replica:
             await self.adopt(record)
@@ -588,7 +647,7 @@ class Replicas:
             assert isinstance(follower, RemoteFollower)
             follower.reader.level = post.level
             stream.attach(follower)
-        elif follower is not None and self._is_older(post, follower, stream):
+        elif follower is not None and self._is_late(post, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
             self._tell(sender, stream.id, ended)
         elif follower is not None and self._is_over(post, follower, stream):
@@ -600,12 +659,24 @@ class Replicas:
             stream.attach(RemoteFollower(stream, sender, post, self._tell))
         # Else it was displaced while its peer was silent, and was told so.
 
-    def _is_older(self, post: posts.Attach, than: Follower, stream: Stream) -> bool:
-        """Whether a delivery has waited for the owner longer than the one that is attached.
+    def is_in_order(self, stream_id: str, waited_s: float) -> bool:
+        """Whether a request for a stream, which has waited so long, is newer than all before it.
 
-        After a take-over posts come in any order, and the time alone tells which is the newest.
+        Else the clocks of the replicas tell which is the newest: after a take-over, and where a
+        replica could not reach the store for a while, requests come to the owner in any order.
         """
-        return stream.id in self._adopted and post.at < than.attached_at
+        return waited_s < WAITED_S and stream_id not in self._adopted
+
+    def _is_late(self, post: posts.Attach, follower: Follower, stream: Stream) -> bool:
+        """Whether a delivery must not displace the one that is attached.
+
+        A delivery that its replica attaches again may be over for its client, who has come back by
+        another replica: one that the client itself has begun with this owner is newer.
+        """
+        is_older = post.at < follower.attached_at
+        if post.is_again:
+            return is_older or not (isinstance(follower, RemoteFollower) and follower.is_again)
+        return is_older and not self.is_in_order(stream.id, post.waited_s)
 
     def _is_over(self, post: posts.Attach, than: Follower, stream: Stream) -> bool:
         """Whether a delivery that began before the attached one ends without the owner's help.
@@ -627,7 +698,8 @@ class Replicas:
         if isinstance(error, _MENDABLE):
             log.warning("the store has lost changes of a stream", stream=stream_id[:8])
             return (stream.restoration(),)
-        log.warning("another replica has taken over a call of this one", stream=stream_id[:8])
+        if not self._is_leaving:
+            log.warning("another replica has taken over a call of this one", stream=stream_id[:8])
         self._streams.lose(stream)
         return ()
 
@@ -754,17 +826,23 @@ class Replicas:
         await is_told.wait()
 
     async def _send_posts(self) -> None:
-        """Send posts for ever: those for one place together, each place's in their order."""
+        """Send posts for ever: those for one place together and in their order."""
         while True:
-            waiting = [await self._outbox.receive()]
-            with_more = self._outbox.statistics().current_buffer_used
-            waiting += [self._outbox.receive_nowait() for _ in range(with_more)]
-            places: dict[tuple[str, str], list[bytes]] = {}
-            for replica, stream, body in waiting:
-                places.setdefault((replica, stream), []).append(body)
-            async with trio.open_nursery() as nursery:
-                for (replica, stream), bodies in places.items():
-                    nursery.start_soon(self._send_to, replica, stream, bodies)
+            replica, stream, body = await self._outbox.receive()
+            place = replica, stream
+            if place in self._unsent:
+                self._unsent[place].append(body)
+            else:
+                self._unsent[place] = [body]
+                self._nursery.start_soon(self._send_waiting, *place)
+
+    async def _send_waiting(self, replica: str, stream: str) -> None:
+        """Send all that waits for one place, which waits for no other place."""
+        await trio.lowlevel.checkpoint()
+        while bodies := self._unsent[replica, stream]:
+            self._unsent[replica, stream] = []
+            await self._send_to(replica, stream, bodies)
+        del self._unsent[replica, stream]
 
     async def _send_to(self, replica: str, stream: str, bodies: Sequence[bytes]) -> None:
         for attempt in itertools.count():
@@ -775,7 +853,7 @@ class Replicas:
                     return
                 if await self._journal.post(stream, *bodies):
                     return
-                if await self._handle_own(stream, bodies):
+                if not self._is_leaving and await self._handle_own(stream, bodies):
                     return
             except Unavailable as trouble:
                 log.debug("a post waits", why=str(trouble))
@@ -783,9 +861,13 @@ class Replicas:
 
     async def _handle_own(self, stream_id: str, bodies: Sequence[bytes]) -> bool:
         """Posts for a stream without an owner: own it. False where another one does by now."""
-        stream = await self._streams.cache.find(stream_id)
-        if isinstance(stream, FollowedStream):
-            return False
+        record = await self._or_doubt(partial(self._journal.take, stream_id))
+        if record is not None and record.owner != self._journal.replica:
+            return False  # not by `Cache.find`, which would wait for an answer to a post
+        if record is not None and record.due_at is None:
+            await self.adopt(record)
+        elif record is not None:
+            await self._streams.cache.find(stream_id)
         for body in bodies:
             self._receive(Post(self._journal.replica, stream_id, body))
         return True
@@ -793,17 +875,6 @@ class Replicas:
 
 _ALL: Final = "*"
 _MENDABLE: Final = (Gone, Conflict)  # the owner knows more than the store
-
-
-def _move(delivery: Follower | None, stream: Stream, *, is_kept: bool) -> None:
-    """Go on with a delivery of a stream that was followed, and is owned here from now on."""
-    if delivery is None:
-        return
-    assert isinstance(delivery, Delivery)
-    if is_kept:
-        delivery.move(stream)
-    else:
-        delivery.drop()
 
 
 def _moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Left) -> None:

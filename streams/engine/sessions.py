@@ -12,6 +12,7 @@ the grant of that delivery:
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -27,7 +28,7 @@ from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.notices import resource_updated
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
+from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal, Unavailable
 from streams.journal.contract import Journal
 from streams.journal.sessions import (
     DropGrant,
@@ -185,6 +186,7 @@ class Sessions:
         self._wall_ahead_s = wall() - trio.current_time()
         # Of a shared journal: what the other replicas are told of a session, by its key.
         self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
+        self.count_replicas: Callable[[], int] = lambda: 1
         # The sessions that another replica may have changed, with the number of the change.
         self._doubtful: dict[str, int] = {}
         self._changes = count(1)
@@ -238,12 +240,21 @@ class Sessions:
         return self._by_key.get(key)
 
     async def fetch(self, session_id: str) -> None:
-        """Load the session of this id, if the journal is shared and another replica has it."""
+        """Load the session of this id, if the journal is shared and another replica has it.
+
+        "The server MAY terminate the session at any time, after which it MUST respond to requests
+        containing that session ID with HTTP 404 Not Found": at every replica, and at once. Posts
+        between replicas may come later than the client's next request.
+        """
         if self.tell_others is None:
             return
         key = hashed(session_id)
         if key not in self._by_key or key in self._doubtful:
             await self.refresh(key)
+        elif self.count_replicas() > 1:
+            with suppress(Unavailable):  # the session goes on, as far as is known here
+                if await self._journal.session(key) is None and key in self._by_key:
+                    self.unload(self._by_key[key])
 
     async def refresh(self, key: str) -> None:
         """Read a session, which another replica has begun or may have changed, from the journal."""

@@ -61,7 +61,8 @@ class Follower(Protocol):
     """A delivery, as its stream sees it. At most one is attached to a stream."""
 
     number: int  # in the order of the stream's deliveries; set when it is attached
-    attached_at: float  # in wall time
+    attached_at: float  # when its client asked for it, in wall time
+    waited_s: float  # since then until it was attached
 
     @property
     def reader(self) -> Reader:
@@ -82,6 +83,10 @@ class Follower(Protocol):
     @property
     def reply_id(self) -> RequestId | None:
         """The id of the resume that asked for it; None for the original request's own."""
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether its client can only wait for the end: it has no way to come back."""
 
     def wake(self) -> None:
         """The stream may have something to deliver."""

@@ -22,7 +22,7 @@ from streams.engine.rerun import Rerun
 from streams.engine.retry import at_start, patiently
 from streams.engine.sessions import HttpSession, Sessions
 from streams.engine.stream import Answer, Stream
-from streams.errors import Unavailable, refusal
+from streams.errors import refusal
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record
 from streams.journal.sessions import Grant
@@ -56,6 +56,9 @@ class Others(Protocol):
 
     def post(self, stream: str, post: ToOwner) -> None:
         """Send this to the owner of a stream."""
+
+    def is_in_order(self, stream_id: str, waited_s: float) -> bool:
+        """Whether a request for a stream, which has waited so long, is newer than all before it."""
 
     def doubt(self) -> None:
         """This replica may own streams that it does not know of."""
@@ -131,6 +134,7 @@ class Streams:
     def adopt(self, record: Record, grants: Sequence[Grant]) -> Stream:
         """Hold a stream of another replica that is gone. A call that cannot restart ends."""
         stream = self._hold_stored(record, trio.current_time())
+        stream.was_evicted = record.due_at is not None
         self.sessions.load(stream, grants)
         is_live = record.outcome is Outcome.LIVE
         if not record.is_announced:
@@ -161,14 +165,10 @@ class Streams:
             return await self.replicas.adopt(record)
         return await self.replicas.follow(record)
 
-    async def take(self, stream_id: str) -> Record | None:
-        """See `Owner.take`."""
-        try:
-            return await self._journal.take(stream_id)
-        except Unavailable:
-            if self.replicas is not None:
-                self.replicas.doubt()
-            raise
+    def doubt(self) -> None:
+        """See `Owner.doubt`."""
+        if self.replicas is not None:
+            self.replicas.doubt()
 
     def here(self, stream_id: str) -> Stream | None:
         """The stream of this id, if it is in memory, of this replica or followed."""

@@ -137,8 +137,9 @@ class Journal(Lookups, Protocol):
         `""` stands for streams without an owner: in a journal with one owner, for all. Returns the
         records that are not evicted, in the order of their numbers. In a shared journal these are
         some of the owner's streams: call it again until it returns none. Of two replicas that claim
-        a stream, one gets it. Posts to `owner` about these streams, which it has not received, are
-        among the `news` of this replica from then on.
+        a stream, one gets it. Those that run come first; others may be left evicted, because
+        streams that have ended need no owner. Posts to `owner` about these streams, which it has
+        not received, are among the `news` of this replica from then on.
 
         If it raises `Unavailable`, streams may have been claimed all the same: `owned` has them.
         So it is with `take`.
@@ -193,7 +194,7 @@ class Journal(Lookups, Protocol):
         """
 
     async def release(self) -> None:
-        """Give up all streams of this replica, for others to claim at once."""
+        """Give up all streams of this replica, for others to claim at once. See `claim`."""
 
     async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
         """The streams that this replica owns, in the order of their numbers.

@@ -341,9 +341,9 @@ async def _serve_websocket(
         message_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_ws,
-        sockets=sockets.get("ws", ()),
     )
-    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, task_status)
+    taken = sockets.get("ws", ())
+    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, taken, task_status)
 
 
 async def _serve_http(
@@ -364,9 +364,11 @@ async def _serve_http(
         body_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_http,
-        sockets=sockets.get("http", ()),
     )
-    await _listen(listen, f"http{guard.s}", options.http, path, running, options, task_status)
+    taken = sockets.get("http", ())
+    await _listen(
+        listen, f"http{guard.s}", options.http, path, running, options, taken, task_status
+    )
 
 
 async def _listen(
@@ -376,6 +378,7 @@ async def _listen(
     path: str,
     running: RunningServer,
     options: Options,
+    sockets: Sequence[socket.socket],
     task_status: trio.TaskStatus[None],
 ) -> None:
     host, port = parse_address(address)
@@ -385,6 +388,9 @@ async def _listen(
         per_principal_max=running.limits.connections_per_principal_max,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
+        # Sockets of systemd go on listening for the next process.
+        sockets=sockets,
+        until=None if sockets else running.engine.leaving,
     )
     async with trio.open_nursery() as nursery:
         try:

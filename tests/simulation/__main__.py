@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from tests.simulation.planted import PLANTS, SHARED_PLANTS, planted
+from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import Report, simulate
 
 AT_ONCE = 20  # seeds for one process, before another may have the next
@@ -59,7 +59,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replicas", action="store_true", help="several, on a shared journal")
     parser.add_argument("--trace", action="store_true", help="say all that happens")
     parser.add_argument(
-        "--plant", choices=sorted(PLANTS | SHARED_PLANTS), help="with this mistake planted"
+        "--plant",
+        choices=sorted(PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS),
+        help="with this mistake planted",
     )
     return parser.parse_args()
 

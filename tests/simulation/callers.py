@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import trio
 
 from streams import Client, Ticket
@@ -176,8 +177,14 @@ class Caller:
         return 0 if self._ticket is None else self._ticket.after or 0
 
     def _gone(self, gone: StreamGone) -> None:
-        # The reader left here, and its last messages are still to come.
-        if gone.reason != "id_in_use":
+        has_more = gone.earliest is not None and self._ticket is not None
+        if gone.reason == "messages_gone" and self._job.has_lost and has_more:
+            assert gone.earliest is not None
+            assert self._ticket is not None
+            self._world.skipped(self._job, self._at + 1, gone.earliest - 1)
+            self._ticket = msgspec.structs.replace(self._ticket, after=gone.earliest - 1)
+        elif gone.reason != "id_in_use":
+            # Else the reader left here, and its last messages are still to come.
             self._world.refused(self._job, gone.reason)
 
     def _failed(self, failed: CallFailed) -> None:

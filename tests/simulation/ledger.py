@@ -20,6 +20,7 @@ from streams.journal.records import (
     Forget,
     Outcome,
     Record,
+    Restore,
 )
 from streams.messages import Run
 from tests.simulation.world import Job, World
@@ -195,9 +196,18 @@ class Ledger:
             return
         self._world.counts["gaps"] += 1
         known.job.has_lost = True
+        known.job.lost.append(record.lost)
         known.last = max(known.last, record.lost[1])
         lines = self.lines[record.stream]
         lines.extend([b""] * (known.last - len(lines)))
+
+    def restored(self, change: Restore, record: Record) -> None:
+        """An owner has put a record back, which is this one now."""
+        known, its = self.known.get(change.stream), change.record
+        if known is not None and known.last < its.last:
+            known.last, known.acked, known.outcome = its.last, its.acked, its.outcome
+            known.has_ended = its.outcome.is_end
+        self.owned(record)
 
     def went_back(self, records: Mapping[str, Record]) -> None:
         """The store has these records now, and has lost what came after them."""

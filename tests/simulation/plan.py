@@ -1,5 +1,6 @@
 """The plan of one seed: the calls, the limits, and how often each fault occurs."""
 
+import itertools
 import random
 from typing import Final
 
@@ -181,9 +182,17 @@ def lossless(first: int, count: int) -> list[int]:
     return [seed for seed in seeds if not _is_forgetful(seed)][:count]
 
 
-def _is_forgetful(seed: int) -> bool:
+def forgetful(first: int, count: int) -> list[int]:
+    """The seeds from `first` on in which their store goes back, again and again."""
+    found = (seed for seed in itertools.count(first) if _is_forgetful(seed, often=True))
+    return list(itertools.islice(found, count))
+
+
+def _is_forgetful(seed: int, *, often: bool = False) -> bool:
     sharing = shared_plan_of(random.Random(seed), seed).sharing
-    return sharing is not None and sharing.is_forgetful
+    assert sharing is not None
+    troubles = min(sharing.restart_every_s, sharing.failover_every_s)
+    return sharing.is_forgetful and (troubles < FOREVER_S or not often)
 
 
 def _part(chance: random.Random, key: str, until_s: float, *, may_be_plain: bool) -> Part:

@@ -34,6 +34,7 @@ from tests.simulation.shared import ReplicaJournal
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: Final[dict[str, Plant]] = {}
 SHARED_PLANTS: Final[dict[str, Plant]] = {}  # of replicas
+FORGETFUL_PLANTS: Final[dict[str, Plant]] = {}  # of replicas on a store that goes back
 
 
 def plant(function: Plant) -> Plant:
@@ -48,12 +49,18 @@ def shared_plant(function: Plant) -> Plant:
     return function
 
 
+def forgetful_plant(function: Plant) -> Plant:
+    """Register a mistake that shows only where the store goes back."""
+    FORGETFUL_PLANTS[function.__name__] = function
+    return function
+
+
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """Apply a mistake, where one is named, for the length of a block."""
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
-            (PLANTS | SHARED_PLANTS)[name](patch)
+            (PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS)[name](patch)
         yield
 
 
@@ -383,3 +390,18 @@ def an_heir_takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
         look_at(replicas, counts)
 
     patch.setattr(Replicas, "_look_at", look_once)
+
+
+# Replicas on a store that goes back
+
+
+@forgetful_plant
+def a_number_is_reused_after_a_failover(patch: pytest.MonkeyPatch) -> None:
+    """An heir begins with the first number that the store has no message for."""
+    patch.setattr("tests.rigs.shared_memory._skipped", lambda record: record)
+
+
+@forgetful_plant
+def a_gap_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    """Messages behind a gap are sent as if nothing was missing."""
+    patch.setattr("streams.engine.connection._tell_gap", lambda delivery, earliest: None)

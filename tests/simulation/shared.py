@@ -235,7 +235,7 @@ class ReplicaJournal:
             accepted = [c for c, error in zip(changes, answers, strict=True) if error is None]
             for change in accepted:
                 if isinstance(change, Restore):
-                    self._ledger.owned(self._store.shared.records[change.stream])
+                    self._ledger.restored(change, self._store.shared.records[change.stream])
                 else:
                     self._ledger.done([change])
             return answers

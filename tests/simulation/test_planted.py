@@ -4,8 +4,8 @@ from typing import Final
 
 import pytest
 
-from tests.simulation.plan import lossless
-from tests.simulation.planted import PLANTS, SHARED_PLANTS, planted
+from tests.simulation.plan import forgetful, lossless
+from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import simulate
 
 SEEDS: Final = 60  # seeds in which each mistake shows; a late pong that counts is the rarest
@@ -21,3 +21,9 @@ def test_a_planted_mistake_is_found(name: str) -> None:
 def test_a_planted_mistake_of_replicas_is_found(name: str) -> None:
     with planted(name):
         assert any(simulate(seed, is_shared=True).violations for seed in lossless(0, SEEDS))
+
+
+@pytest.mark.parametrize("name", FORGETFUL_PLANTS)
+def test_a_planted_mistake_about_a_store_that_goes_back_is_found(name: str) -> None:
+    with planted(name):
+        assert any(simulate(seed, is_shared=True).violations for seed in forgetful(0, SEEDS))

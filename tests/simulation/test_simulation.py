@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from tests.rigs import ROOT
-from tests.simulation.plan import lossless
+from tests.simulation.plan import forgetful, lossless
 from tests.simulation.universe import Report, simulate
 
 SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "25"))
@@ -32,7 +32,7 @@ def test_nothing_happens_that_must_not(seed: int) -> None:
     assert not report.violations, told(report)
 
 
-@pytest.mark.parametrize("seed", lossless(0, SEEDS))
+@pytest.mark.parametrize("seed", [*lossless(0, SEEDS), *forgetful(0, SEEDS)])
 def test_nothing_happens_that_must_not_to_replicas(seed: int) -> None:
     report = simulate(seed, is_shared=True)
     assert not report.violations, told(report, is_shared=True)

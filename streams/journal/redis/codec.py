@@ -248,7 +248,8 @@ def indexed(record: Record | None) -> frozenset[Entry]:
     its = member(record)
     found: list[Entry] = [("n", 0, its)]
     if record.owner or record.due_at is None:
-        found.append((f"o:{record.owner}", 0, its))
+        # Those that run come first: a claim takes them over before the others.
+        found.append((f"o:{record.owner}", record.outcome is not Outcome.LIVE, its))
     if record.is_wanted:
         whose = principal_key(record.principal)
         found.append((f"w:{whose}", 0, its))
@@ -281,6 +282,7 @@ def _index_fields(record: Record) -> tuple[Any, ...]:
         record.stream,
         record.number,
         record.owner,
+        record.outcome is Outcome.LIVE,
         record.principal,
         record.is_wanted,
         record.is_read,

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 import trio
+from anyio import BrokenResourceError, ClosedResourceError
 from anyio.abc import SocketAttribute
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from coredis.connection import (
@@ -58,6 +59,10 @@ _AGAIN: Final = re.compile(
 _NO_FUNCTION: Final = re.compile(r"function not found", re.IGNORECASE)
 
 Command = Sequence[Any]
+
+# The errors of coredis for a connection that is lost, or was invalidated meanwhile. A timeout is an
+# OSError.
+LOST: Final = (RedisError, OSError, BrokenResourceError, ClosedResourceError)
 
 
 class Moved(Exception):
@@ -254,7 +259,7 @@ class Servers:
     async def _ask(self, connection: BaseConnection, *command: Any) -> Any:
         try:
             return await connection.create_request(*command, timeout=self.call_s)
-        except (RedisError, TimeoutError) as error:
+        except LOST as error:
             connection.invalidate()
             meant = meaning(error, self.address)
             raise meant if isinstance(meant, JournalError) else StoreAway(str(error)) from error
@@ -358,7 +363,10 @@ class Link:
         connection = self._connection
         if connection is None or not connection.usable:
             return None
-        request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        try:
+            request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        except LOST:  # a call would connect anew, and tell if that fails
+            return None
         return Asked(connection, request, self.servers.address)
 
     async def call(self, *command: Any) -> Any:
@@ -412,7 +420,7 @@ class Link:
                 for command in commands
             ]
             answers: list[Any] = [await request for request in requests]
-        except RedisError as error:  # the connection was lost before all were queued
+        except LOST as error:  # the connection was lost before all were queued
             raise meaning(error, self.servers.address) from error
         for answer in answers:
             if isinstance(answer, BaseException):

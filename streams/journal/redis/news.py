@@ -13,13 +13,12 @@ from typing import Any, Final
 
 import trio
 from coredis.connection import BaseConnection
-from coredis.exceptions import RedisError
 
 from streams.clock import backoff_s
 from streams.errors import JournalError, JournalUnusable, StoreAway, Unavailable
 from streams.journal.contract import News, Post
 from streams.journal.records import Record
-from streams.journal.redis.link import Link, Moved, Servers, meaning
+from streams.journal.redis.link import LOST, Link, Moved, Servers, meaning
 from streams.journal.redis.writer import look_up, looked_up
 
 CHANNELS: Final = 2  # that of a replica, and that of all
@@ -80,7 +79,7 @@ class Listener:
                 nursery.start_soon(self._keep_alive, connection)
                 await self._hear(connection)
                 nursery.cancel_scope.cancel()
-        except* (RedisError, OSError) as errors:  # a timeout is an OSError
+        except* LOST as errors:
             raise _unavailable(errors, self._servers) from None
         except* JournalError as errors:
             raise _unavailable(errors, self._servers) from None

@@ -16,6 +16,7 @@ from typing import Any, Final
 import trio
 from msgspec.structs import replace
 
+from streams.clock import wall
 from streams.errors import Fenced, JournalError, JournalUnusable, StoreAway
 from streams.journal.records import (
     Ack,
@@ -153,6 +154,7 @@ class Writer:
             self.epoch = max(self.epoch, int(epoch))
             if name == self.replica and state == CLAIMED:
                 self._disown()
+                await link.function("enter", self.replica, 0, codec.SCHEMA)  # others answer to it
             elif name == self.replica and (not state or stored < confirmed):
                 await self._mend()
         if self.is_claimed:
@@ -196,7 +198,7 @@ class Writer:
             raise StoreAway(f"{self._servers.address}: other replicas claim the same streams")
 
     async def _owned_by(self, owner: str) -> list[str]:
-        """Some streams of an owner, those with the lowest numbers."""
+        """Some streams of an owner: those that run, then the others, in the order of numbers."""
         index = f"{self._prefix}o:{owner}"
         members = await self.link.call(b"ZRANGE", index, 0, STREAMS_AT_ONCE - 1)
         return [codec.stream_in(each) for each in members]
@@ -211,8 +213,8 @@ class Writer:
             record = each.record
             if record is None or record.owner != owner:
                 continue
-            if record.due_at is not None:
-                batch.replace(replace(record, owner=""))
+            if record.due_at is not None or _may_rest(record):
+                batch.replace(_freed(record))
                 continue
             if record.outcome is Outcome.LIVE and self._may_lack_lines(each.mark, verified):
                 record = _jumped(record)
@@ -278,17 +280,24 @@ class Writer:
     async def release(self) -> None:
         """See `Journal.release`."""
         async with self._turn:
-            failures = 0
-            while streams := await self._owned_by(self.replica):
+            name, failures, is_told = self.replica, 0, False
+            while streams := await self._owned_by(name):
                 await self._replay()
-                batch = self._batch(known := await self._look_up(streams))
-                for each in known.values():
-                    if each.record is not None and each.record.owner == self.replica:
-                        batch.replace(replace(each.record, owner=""))
-                failures += not await self._write(batch, ("I", self.replica), is_freeing=True)
+                known = await self._look_up(streams)
+                theirs = [r for each in known.values() if (r := each.record) and r.owner == name]
+                if not is_told and not any(record.outcome is Outcome.LIVE for record in theirs):
+                    is_told = True  # others need not wait for those that have ended
+                    await self.link.function("released", name)
+                batch = self._batch(known)
+                for record in theirs:
+                    batch.replace(_freed(record))
+                failures += not await self._write(batch, ("I", name), is_freeing=True)
+                if self.replica != name:  # others have claimed the rest
+                    return
                 if failures == ATTEMPTS_MAX:
                     raise StoreAway(f"{self._servers.address}: others change the same streams")
-            await self.link.function("released", self.replica)
+            if not is_told:
+                await self.link.function("released", name)
 
     async def leave(self) -> None:
         """This replica owns nothing any more, and ends."""
@@ -494,6 +503,19 @@ def looked_up(stream: str, answer: Sequence[bytes | None]) -> Known:
 
 def _fenced(change: Change) -> Fenced:
     return Fenced(f"stream {(change.stream or '')[:8]}…: the streams of this replica were claimed")
+
+
+def _may_rest(record: Record) -> bool:
+    """Whether a stream needs no owner, as after an `Evict`."""
+    return record.outcome is not Outcome.LIVE and record.pages is None
+
+
+def _freed(record: Record) -> Record:
+    """The record without an owner. A stream that has ended waits for its client, or its deadline,
+    so that no replica has to take it over.
+    """
+    due_at = wall() + record.max_s if record.due_at is None and _may_rest(record) else record.due_at
+    return replace(record, owner="", due_at=due_at)
 
 
 def _jumped(record: Record) -> Record:

@@ -4,7 +4,7 @@ A POST has one message. The HTTP response to a request is a `Connection` of its 
 the JSON-RPC response. After a cut, a GET with the id of the last event resumes that response.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Final, TypeVar
@@ -24,7 +24,7 @@ from streams.errors import (
     Unavailable,
     first_of,
 )
-from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
+from streams.exchange import Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message, RequestId
 from streams.server.backend import REVISIONS
 from streams.server.http.events import (
@@ -58,6 +58,7 @@ PRIMING_SINCE: Final = "2025-11-25"
 IGNORED_BYTES_MAX: Final = 1024
 
 _T = TypeVar("_T")
+_Method = Callable[[Request, Responder, float], Awaitable[None]]  # with when it was asked
 
 _ALLOW: Final = (("allow", "POST, GET, DELETE"),)
 
@@ -82,7 +83,7 @@ class HttpEndpoint:
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Serve one request. Raises `trio.BrokenResourceError` when the peer is gone."""
         try:
-            await self._answer(request, responder)
+            await self._answer(request, responder, trio.current_time())
         except* JournalUnusable as errors:
             self._engine.fail(first_of(errors))
 
@@ -100,11 +101,11 @@ class HttpEndpoint:
             self._session(request)
         return None if request.method == "POST" else IGNORED_BYTES_MAX
 
-    async def _answer(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: Request, responder: Responder, asked_at: float) -> None:
         try:
             method = self._route(request)
             await self._fetch_session(request)
-            await method(request, responder)
+            await method(request, responder, asked_at)
         except HttpError as error:
             request_id = await self._work(request, partial(messages.salvage_id, request.body))
             body = error_line(request_id, error.refusal)
@@ -117,7 +118,7 @@ class HttpEndpoint:
             except Unavailable as error:
                 raise HttpError(503, journal_unavailable(error)) from None
 
-    def _route(self, request: Request) -> Endpoint:
+    def _route(self, request: Request) -> _Method:
         if request.path != self._path:
             raise HttpError(404, f"Unknown path: use {self._path}.")
         method = self._methods.get(request.method)
@@ -127,7 +128,7 @@ class HttpEndpoint:
 
     # POST
 
-    async def _post(self, request: Request, responder: Responder) -> None:
+    async def _post(self, request: Request, responder: Responder, asked_at: float) -> None:
         _check_media(request)
         accepted = _accepted(request)
         message = await self._parse(request)
@@ -144,7 +145,7 @@ class HttpEndpoint:
             self._check_rate(session.principal)
         peer = self._running.peer(session, request.caller)
         if is_request and peer.delivers(str(message.method)):
-            await self._deliver(message, request, responder, peer, session, accepted)
+            await self._deliver(message, request, responder, peer, session, accepted, asked_at)
             return
         event_ids = self._event_ids(session, request)
         line = await peer.handle(message, request.body, event_ids=event_ids)
@@ -200,6 +201,7 @@ class HttpEndpoint:
         peer: Peer,
         session: HttpSession,
         accepted: str,
+        asked_at: float,
     ) -> None:
         framing = self._framing(session, accepted)
         channel = _channel(request, responder, session, accepted, framing, id_of(message))
@@ -216,7 +218,9 @@ class HttpEndpoint:
                 connection.reply(reply)
 
         event_ids = self._event_ids(session, request)
-        await self._engine.respond(channel, session, framing, begin, event_ids=event_ids)
+        await self._engine.respond(
+            channel, session, framing, begin, event_ids=event_ids, asked_at=asked_at
+        )
 
     def _event_ids(self, session: HttpSession, request: Request) -> SessionEventIds:
         return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
@@ -244,7 +248,7 @@ class HttpEndpoint:
 
     # GET
 
-    async def _get(self, request: Request, responder: Responder) -> None:
+    async def _get(self, request: Request, responder: Responder, asked_at: float) -> None:
         _check_events(request)
         session = self._session(request)
         self._check_rate(session.principal)
@@ -274,7 +278,9 @@ class HttpEndpoint:
                 await channel.send(end_event(last_event, line))
 
         event_ids = self._event_ids(session, request)
-        await self._engine.respond(channel, session, framing, begin, event_ids=event_ids)
+        await self._engine.respond(
+            channel, session, framing, begin, event_ids=event_ids, asked_at=asked_at
+        )
 
     async def _open_standing(
         self, session: HttpSession, request: Request, responder: Responder
@@ -305,7 +311,7 @@ class HttpEndpoint:
 
     # DELETE
 
-    async def _delete(self, request: Request, responder: Responder) -> None:
+    async def _delete(self, request: Request, responder: Responder, asked_at: float) -> None:
         session = self._session(request)
         try:
             await self._engine.sessions.close(session)

@@ -374,3 +374,36 @@ async def test_a_call_is_waited_for_at_another_replica(
     await trio.sleep(2 * LEASE_S)
     await first.call(3, "wait_for_call", call=code)
     assert text_of(await first.answer(3)) == "fetched elsewhere", "the response stays"
+
+
+async def test_patience_ends_a_wait_at_another_replica(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Each request has patience of its own, whichever replica it came to."""
+    patient = PatienceSettings(patience_s=2)
+    theirs, ours = [await replicas.start(patience=patient) for _ in range(2)]
+    first, second = await theirs.dial(PLAIN, "os(7)"), await ours.dial(PLAIN, "os(7)")
+    await first.call(1, "step")
+    code = (await first.answer(1))["result"]["_meta"]["mcp-streams/call"]
+    for request_id in 2, 3:
+        before = trio.current_time()
+        await second.call(request_id, "wait_for_call", call=code)
+        interim = (await second.answer(request_id))["result"]
+        assert interim["_meta"]["mcp-streams/call"] == code
+        assert 2 <= trio.current_time() - before < 2 + LEASE_S
+    await second.call(4, "wait_for_call", call=code)
+    theirs.steps.finish("fetched in the end")
+    assert text_of(await second.answer(4)) == "fetched in the end"
+
+
+async def test_a_client_that_resumes_a_patient_call_elsewhere_gets_no_interim_answer(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    patient = PatienceSettings(patience_s=2)
+    theirs, ours = [await replicas.start(patience=patient) for _ in range(2)]
+    first, second = await theirs.dial(), await ours.dial()
+    stream = await first.begin(1, "step")
+    await second.ask(2, "stream/resume", **named(stream), after=0)
+    await trio.sleep(3)
+    theirs.steps.finish("no interim answer")
+    assert text_of(await second.answer(1)) == "no interim answer"

@@ -61,6 +61,24 @@ def notices(answer: Answer) -> list[Json]:
 # Sessions
 
 
+async def test_an_ended_session_is_unknown_before_replicas_hear_of_its_end(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """MCP: "after which it MUST respond to requests containing that session ID with HTTP 404"."""
+    first, second = await replicas.two()
+    await trio.sleep(LEASE_S)  # each has seen the other
+    browser = await first.browse(STREAMS)
+    used = await elsewhere(second, browser)
+    assert (await used.post(1, "ping")).status == 200
+
+    async def send(*_: object) -> bool:
+        return True  # and nothing arrives
+
+    first.reached.send = send
+    assert (await browser.fetch("DELETE")).status == 200
+    assert (await used.post(2, "ping")).status == 404
+
+
 async def test_a_session_is_begun_used_and_ended_at_three_replicas(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -439,7 +457,8 @@ async def test_an_outage_that_begins_in_a_request_is_waited_out(
     async def once(key: str) -> Any:
         record = await find(key)
         seen.append(record)
-        ours.reached.cut()
+        if len(seen) == 2:  # after the lookup of every request, that of the end
+            ours.reached.cut()
         return record
 
     ours.reached.inner.session = once  # type: ignore[method-assign]

@@ -1,5 +1,7 @@
 """A journal on a store that stops, restarts, loses its last writes or fails over."""
 
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,16 +9,30 @@ from typing import Any
 
 import pytest
 import trio
+from anyio import ClosedResourceError
+from coredis.connection import BaseConnection
 from msgspec.structs import replace
 
+from streams.clock import wall
+from streams.engine.retry import patiently
 from streams.errors import Conflict, Fenced, Full, Gone, JournalError, JournalUnusable, Unavailable
 from streams.journal.contract import Journal
 from streams.journal.records import Ack, Append, Close, Create, Forget, Outcome, Restore
 from streams.journal.redis import library, open_redis_journal
 from streams.journal.redis.link import Link
-from streams.journal.redis.writer import JUMP
+from streams.journal.redis.writer import JUMP, STREAMS_AT_ONCE
 from streams.messages import Run
-from tests.rigs.journals import PLENTY, append, applied, as_one, lines, read_all, record, until_done
+from tests.rigs.journals import (
+    PLENTY,
+    append,
+    applied,
+    as_one,
+    last_append,
+    lines,
+    read_all,
+    record,
+    until_done,
+)
 from tests.rigs.redis_servers import KINDS, Server, running
 
 PATIENCE_S = 60.0
@@ -206,7 +222,8 @@ async def test_a_claim_after_a_failover_leaves_numbers_out(server: Server) -> No
             url = replica.url
             async with open_redis_journal(url, call_s=1.0) as heir:
                 claimed = {each.stream: each for each in await heir.claim(dead.replica)}
-                live, ended = claimed["s"], claimed["t"]
+                live, ended = claimed["s"], await heir.find("t")
+                assert ended is not None
                 assert (live.last, live.lost) == (3 + JUMP, (4, 3 + JUMP))
                 assert (ended.last, ended.lost) == (2, None)
                 last = live.last
@@ -375,6 +392,82 @@ async def test_limits_count_what_is_kept(server: Server) -> None:
         await applied(journal, Forget("z", 1))
         assert await heir.commit([]) == []
         assert (journal._writer.bytes, journal._writer.anonymous_bytes) == (0, 0)
+
+
+async def test_calls_that_run_are_claimed_before_all_that_have_ended(server: Server) -> None:
+    """A replica may have thousands of ended calls, which need no owner."""
+    async with (
+        open_redis_journal(server.url, call_s=PATIENCE_S) as dead,
+        open_redis_journal(server.url, call_s=PATIENCE_S) as heir,
+    ):
+        names = [f"{number:03}" for number in range(STREAMS_AT_ONCE + 20)]
+        await applied(dead, *(Create(record(name, number=1)) for name in names))
+        await applied(dead, *(last_append(1, 1, stream=name) for name in names))
+        await applied(dead, Create(record("live", number=2)), append(1, 1, stream="live"))
+        assert [each.stream for each in await heir.claim(dead.replica)] == ["live"]
+        assert await claimed_by(heir, dead.replica) == []
+        ended = await heir.find(names[0])
+        assert ended is not None
+        assert ended.owner == ""
+        assert ended.due_at is not None
+        assert ended.due_at > wall()
+        assert as_one(await heir.read(names[0], 0, bytes_max=PLENTY)) == lines(1, 1)
+        taken = await heir.take(names[0])
+        assert taken is not None
+        assert taken.owner == heir.replica
+
+
+async def test_a_release_leaves_calls_that_have_ended_without_an_owner(server: Server) -> None:
+    async with (
+        open_redis_journal(server.url, call_s=PATIENCE_S) as leaving,
+        open_redis_journal(server.url, call_s=PATIENCE_S) as heir,
+    ):
+        names = [f"{number:03}" for number in range(STREAMS_AT_ONCE + 20)]
+        await applied(leaving, *(Create(record(name, number=1)) for name in names))
+        await applied(leaving, *(last_append(1, 1, stream=name) for name in names))
+        await applied(leaving, Create(record("live", number=2)))
+        await leaving.release()
+        assert [each.stream for each in await heir.claim()] == ["live"]
+        assert await heir.claim() == []
+
+
+async def test_a_connection_that_goes_dead_ends_no_replica(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a partition in which packets are dropped: the news come by the next connection."""
+    monkeypatch.setattr("streams.journal.redis.news.PING_S", 0.05)
+    async with open_redis_journal(server.url, call_s=QUICK_S) as journal:
+        await applied(journal, Create(record()))
+        await journal.follow("s")
+        os.kill(server.pid, signal.SIGSTOP)
+        await trio.sleep(4 * QUICK_S)
+        os.kill(server.pid, signal.SIGCONT)
+        with trio.fail_after(PATIENCE_S):
+            while not (await patiently(journal.news)).is_all:
+                pass
+
+
+async def test_a_connection_that_is_dropped_while_it_is_used_ends_no_replica(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """coredis then raises an error of anyio, in whichever task uses the connection next."""
+    monkeypatch.setattr("streams.journal.redis.news.PING_S", 0.0)
+    async with open_redis_journal(server.url, call_s=PATIENCE_S) as journal:
+        await applied(journal, Create(record()))
+        real, failures = BaseConnection.create_request, iter([ClosedResourceError()] * 5)
+
+        def create_request(connection: BaseConnection, *command: Any, **how: Any) -> Any:
+            if (failure := next(failures, None)) is not None:
+                connection.invalidate()
+                raise failure
+            return real(connection, *command, **how)
+
+        monkeypatch.setattr(BaseConnection, "create_request", create_request)
+        with trio.fail_after(PATIENCE_S):
+            while not (await patiently(journal.news)).is_all:
+                pass
+        await until_done(lambda: applied(journal, append(1, 1)))
+        assert await read_all(journal) == lines(1, 1).body
 
 
 async def test_functions_that_are_gone_are_loaded_again(server: Server) -> None:
