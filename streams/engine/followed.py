@@ -245,6 +245,11 @@ class FollowedStream(Stream):
         """See `Stream.answered`."""
         self._post(posts.Answered(messages.answer(message)))
 
+    def pass_answer(self, session: str, message: Message) -> bool:
+        """See `Stream.pass_answer`."""
+        self._post(posts.Answered(messages.answer(message), session))
+        return True
+
     def leave(self) -> None:
         """See `Stream.leave`."""
         super().leave()
