@@ -142,11 +142,18 @@ class Servers:
         self._moved_to: Host | None = None
         self._failure = ""  # of the last attempt to connect
         self._next_at = -math.inf  # when the next one may be made
+        self._connected_at = -math.inf
         self.key = f"{{{address.prefix}}}:journal"
 
-    def pause(self, why: str, for_s: float = CONNECT_PAUSE_S) -> None:
-        """No connection can be made, or with 0 s one was: see `CONNECT_PAUSE_S`."""
-        self._failure, self._next_at = why, trio.current_time() + for_s
+    def connected(self) -> None:
+        """A link has a connection, so the others may try at once."""
+        self._connected_at = trio.current_time()
+        self._next_at = -math.inf
+
+    def failed(self, error: Unavailable, began_at: float) -> None:
+        """An attempt to connect has failed: see `CONNECT_PAUSE_S`."""
+        if self._connected_at < began_at:
+            self._failure, self._next_at = str(error), trio.current_time() + CONNECT_PAUSE_S
 
     def check_pause(self) -> None:
         """Raise `Unavailable` if it is too early for another attempt to connect."""
@@ -331,13 +338,14 @@ class Link:
             if self._connection is not None and self._connection.usable:
                 return self._connection
             self.servers.check_pause()
+            began_at = trio.current_time()
             try:
                 connection = await self.servers.connect()
                 await self._welcome(connection)
             except Unavailable as error:
-                self.servers.pause(str(error))
+                self.servers.failed(error, began_at)
                 raise
-            self.servers.pause("", 0.0)
+            self.servers.connected()
             self._connection = connection
             return connection
 
@@ -363,7 +371,10 @@ class Link:
         connection = self._connection
         if connection is None or not connection.usable:
             return None
-        request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        try:
+            request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        except LOST:  # a call would connect anew, and tell if that fails
+            return None
         return Asked(connection, request, self.servers.address)
 
     async def call(self, *command: Any) -> Any:
