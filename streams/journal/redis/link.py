@@ -371,7 +371,10 @@ class Link:
         connection = self._connection
         if connection is None or not connection.usable:
             return None
-        request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        try:
+            request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        except LOST:  # a call would connect anew, and tell if that fails
+            return None
         return Asked(connection, request, self.servers.address)
 
     async def call(self, *command: Any) -> Any:

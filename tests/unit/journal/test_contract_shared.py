@@ -650,7 +650,7 @@ async def test_a_second_loss_leaves_the_lines_between_out_unless_the_first_is_co
         assert as_one(await two.read("t", 3, bytes_max=PLENTY)) == lines(4, 6)
 
 
-# What a replica owns
+# The streams that a replica owns
 
 
 async def test_a_replica_lists_what_it_owns(open_replica: OpenReplica) -> None:
