@@ -73,9 +73,13 @@ class Left(_Post, frozen=True):
 
 
 class Delivered(_Post, frozen=True):
-    """The client has everything up to `seq`."""
+    """The client has everything up to `seq`.
+
+    It is the client of the delivery with this `number`, or the cursor of a new request says so.
+    """
 
     seq: int
+    number: int = 0
 
 
 class Acked(_Post, frozen=True):
