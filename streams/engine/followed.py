@@ -260,6 +260,11 @@ class FollowedStream(Stream):
         super().leave()
         self._post(posts.Leave())
 
+    def touch(self) -> None:
+        """See `Stream.touch`."""
+        super().touch()
+        self._post(posts.Touched())
+
     def await_again(self) -> None:
         """See `Stream.await_again`."""
         super().await_again()

@@ -105,6 +105,10 @@ class Stopped(_Post, frozen=True):
     is_dropped: bool = False
 
 
+class Touched(_Post, frozen=True):
+    """See `Stream.touch`."""
+
+
 class Leave(_Post, frozen=True):
     """See `Stream.leave`."""
 
@@ -134,6 +138,7 @@ ToOwner = (
     | Acked
     | Answered
     | Stopped
+    | Touched
     | Leave
     | Awaited
     | Token

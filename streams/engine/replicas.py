@@ -625,6 +625,8 @@ class Replicas:
                 stream.confirm_as(post.session, post.seq)
             case posts.Token():
                 stream.progress_token = post.token
+            case posts.Touched():
+                stream.touch()
             case posts.Told():
                 stream.is_reachable = True
             case _:

@@ -744,6 +744,10 @@ class Stream:
         if self.on_attach is not None:
             self.on_attach(self)
 
+    def touch(self) -> None:
+        """The client has asked how the stream is: the clock of `max` starts again."""
+        self.state.touch(trio.current_time())
+
     def await_again(self) -> None:
         """A client waits for the call by its name, or by making the same call."""
         self.is_findable = self.stays = True

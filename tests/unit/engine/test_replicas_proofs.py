@@ -13,6 +13,8 @@ from tests.rigs.server import (
     POSITIONS,
     REQUESTS,
     RESUME_REQUEST,
+    STATUS_OF_REQUEST,
+    STREAMS,
     Json,
     Talker,
     named,
@@ -150,3 +152,31 @@ async def test_an_ack_of_the_newest_client_counts_at_any_replica(
     again = await owner.dial(POSITIONS)
     refused = await again.request(2, "stream/resume", **named(stream), after=0)
     assert (reason(refused), refused["data"]["earliestSeq"]) == ("messages_gone", 11)
+
+
+# The clock of `max`
+
+
+@pytest.mark.parametrize("method", ["stream/poll", "stream/poll/all", STATUS_OF_REQUEST])
+async def test_a_client_that_polls_elsewhere_keeps_its_call(
+    replicas: Replicas, autojump_clock: MockClock, method: str
+) -> None:
+    """WIRE, section 2: poll, poll/all and getStatus reset `max`, at any replica."""
+    owner, other = await replicas.two()
+    client = await owner.dial(STREAMS | REQUESTS)
+    stream = await client.begin(1, "step")
+    await client.leave()
+    params = {
+        "stream/poll": named(stream),
+        "stream/poll/all": {},
+        STATUS_OF_REQUEST: {"requestId": 1, "resumeToken": stream["resumeToken"]},
+    }[method]
+    poller = await other.dial(STREAMS | REQUESTS)
+    for request_id in range(3):
+        await trio.sleep(MAX_S * 0.7)
+        await poller.request(request_id, method, **params)
+    assert not owner.steps.was_cancelled
+    await trio.sleep(MAX_S * 0.9)
+    assert not owner.steps.was_cancelled
+    await trio.sleep(MAX_S * 0.2)
+    assert owner.steps.was_cancelled
