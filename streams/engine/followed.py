@@ -100,6 +100,9 @@ class FollowedStream(Stream):
         state = self.state
         state.last = state.durable = max(state.durable, view.durable)
         state.learn(view.delivered, view.handed)
+        if self.delivery is None:
+            # A client may have confirmed more here, which did not count: it was displaced.
+            state.delivered = max(view.delivered, self.record.acked)
         if view.idle_s is not None and self.delivery is None:
             state.idle_since = trio.current_time() - view.idle_s
         self.asked = max(self.asked, view.asked)
@@ -118,9 +121,11 @@ class FollowedStream(Stream):
     def ended(self, post: posts.Ended) -> None:
         """The owner has ended a delivery of this stream."""
         delivery = self.delivery
+        if post.superseded_by is not None and post.number == self.newest:
+            self.newest += 1  # the client of this one moves the delivered mark no more
+            self._reader = None
         if delivery is None or delivery.number != post.number:
             return
-        self.newest += 1  # the client of this one moves the delivered mark no more
         if post.superseded_by is not None:
             delivery.give_way(post.superseded_by)
         elif post.error is not None:
@@ -260,9 +265,9 @@ class FollowedStream(Stream):
         self._is_moved, self._reported = False, handed
         self._post(moved)
 
-    def _delivered(self) -> None:
+    def _delivered(self, by: int) -> None:
         self._report()
-        self._post(posts.Delivered(self.state.delivered))
+        self._post(posts.Delivered(self.state.delivered, by))
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """See `Stream.answered`."""
@@ -277,6 +282,11 @@ class FollowedStream(Stream):
         """See `Stream.leave`."""
         super().leave()
         self._post(posts.Leave())
+
+    def touch(self) -> None:
+        """See `Stream.touch`."""
+        super().touch()
+        self._post(posts.Touched())
 
     def await_again(self) -> None:
         """See `Stream.await_again`."""
