@@ -112,7 +112,8 @@ def meaning(error: BaseException, address: Address) -> Exception:
 def _other_meaning(text: str, address: Address) -> Exception:
     """The meaning of an error that has no class of its own, or comes out of a function."""
     if "OOM" in text:
-        return Full(f"{address} has reached its maxmemory: raise it, or free some of it")
+        # Without the address, since clients are told this.
+        return Full("the store has reached its maxmemory: raise it, or free some of it")
     if _NO_FUNCTION.search(text):
         return NoFunction()
     if "READONLY" in text:
@@ -139,6 +140,9 @@ class Servers:
         self.call_s = call_s
         self._nursery = nursery
         self._tls = address.tls()
+        # A connection was made. A password that is refused later is a fault of the store, such as a
+        # restart without its users: replicas wait until it is mended, and do not all end at once.
+        self.has_served = False
         self._moved_to: Host | None = None
         self._failure = ""  # of the last attempt to connect
         self._next_at = -math.inf  # when the next one may be made
@@ -198,6 +202,8 @@ class Servers:
             _close_buffers(connection)
             cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
             meant = meaning(cause, self.address)
+            if isinstance(cause, AuthenticationError) and self.has_served:
+                raise StoreAway(str(meant)) from error
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
             raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
@@ -338,6 +344,7 @@ class Link:
                 self.servers.pause(str(error))
                 raise
             self.servers.pause("", 0.0)
+            self.servers.has_served = True
             self._connection = connection
             return connection
 

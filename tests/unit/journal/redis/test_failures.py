@@ -15,7 +15,16 @@ from msgspec.structs import replace
 
 from streams.clock import wall
 from streams.engine.retry import patiently
-from streams.errors import Conflict, Fenced, Full, Gone, JournalError, JournalUnusable, Unavailable
+from streams.errors import (
+    Conflict,
+    Fenced,
+    Full,
+    Gone,
+    JournalError,
+    JournalUnusable,
+    StoreAway,
+    Unavailable,
+)
 from streams.journal.contract import Journal
 from streams.journal.records import Ack, Append, Close, Create, Forget, Outcome, Restore
 from streams.journal.redis import library, open_redis_journal
@@ -72,6 +81,30 @@ async def test_a_killed_store_that_comes_back_has_every_commit(server: Server) -
         await until_done(lambda: applied(journal, append(4, 4)))
         assert await read_all(journal) == lines(1, 4).body
         assert await journal.renew()
+
+
+async def test_a_replica_that_runs_waits_for_a_store_that_has_lost_its_user(
+    server: Server,
+) -> None:
+    """A restart of the store forgets what was set by ACL SETUSER alone."""
+    rights = ("~*", "&*", "+@all")
+    server.ask("ACL", "SETUSER", "mcp", "on", ">secret", *rights)
+    url = server.url.replace("redis://", "redis://mcp:secret@")
+    async with open_redis_journal(url, call_s=QUICK_S) as journal:
+        await applied(journal, Create(record()))
+        server.ask("ACL", "DELUSER", "mcp")  # which closes its connections
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await journal.commit([append(1, 1)])
+            await trio.sleep(0.15)
+        with pytest.raises(StoreAway, match="refuses the password"):
+            await journal.find("s")
+        with pytest.raises(JournalUnusable, match="refuses the password"):
+            async with open_redis_journal(url):
+                pass
+        server.ask("ACL", "SETUSER", "mcp", "on", ">secret", *rights)
+        await until_done(lambda: applied(journal, append(1, 1)))
+        assert await read_all(journal) == lines(1, 1).body
 
 
 async def test_a_store_that_does_not_answer_is_unavailable_in_time(server: Server) -> None:
