@@ -11,13 +11,17 @@ SLOW := tests/system tests/wire tests/acceptance tests/sdk
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check audit imports simulate bench bench-peers soak recording lock clean
+.PHONY: demo test test-redis test-replicas check audit imports simulate bench bench-peers soak recording lock clean
 
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/mcp-streams demo
 
 test: $(READY)
 	$(PYTEST)
+
+# The servers of these tests with a journal on Redis, and as three replicas behind HAProxy.
+test-redis test-replicas: $(READY)
+	$(PYTEST) --over $(@:test-%=%) tests/wire tests/sdk
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -34,10 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test with the mark `over_stores` in each setup, unless one is chosen."""
+    """Run a test with the mark `over_stores` in its setups, unless one is chosen."""
     definition = metafunc.definition
-    if definition.get_closest_marker("over_stores") and metafunc.config.option.over is None:
-        names = [name for name in setups.SETUPS if not setups.skipped(definition, name)]
+    mark = definition.get_closest_marker("over_stores")
+    if mark is not None and metafunc.config.option.over is None:
+        names = mark.args or [*setups.SETUPS]
+        names = [name for name in names if not setups.skipped(definition, name)]
         metafunc.parametrize("server_setup", names, indirect=True, scope="module")
 
 

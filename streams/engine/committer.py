@@ -95,6 +95,7 @@ class Committer:
         self._taken = trio.Event()
         self._done = trio.Event()
         self._is_committing = False
+        self.committed_at = -math.inf  # when the journal has taken changes last
         # Around `run_until_stopped`, so that a cancelled server still commits its shutdown.
         self._scope = trio.CancelScope(shield=True)
         self.failure: JournalUnusable | None = None  # that has ended `run_until_stopped`
@@ -351,6 +352,8 @@ class Committer:
                 steps[0] = self._with_acks(steps[0])
                 continue
             done = steps.pop(0)
+            if done:
+                self.committed_at = trio.current_time()
             again = self._mended(done, outcomes, taken, mended) if any(outcomes) else []
             if again:
                 steps.insert(0, again)

@@ -379,8 +379,10 @@ class Delivery:
 
     @property
     def may_open(self) -> bool:
-        """Whether the client may be told how to resume: all that this takes is durable."""
-        return self.stream.is_recorded and self.is_granted
+        """Whether the client may be told how to resume: all that this takes is durable, and the
+        owner of the stream knows of the delivery.
+        """
+        return self.stream.is_recorded and self.is_granted and self.stream.is_introduced
 
     @property
     def may_lose_progress(self) -> bool:

@@ -418,9 +418,11 @@ class Engine:
 
     async def _hand_over(self, replicas: Replicas) -> None:
         """Give up all streams, and send the clients to the replicas that take them over."""
-        with trio.move_on_after(COMMIT_S):
+        # The next owner repeats work that is not committed in time, and must not wait for it.
+        with trio.move_on_after(COMMIT_S / 2):
             await self._committer.settled()  # and not what clients go on to confirm
             await self._catch_up([each for each in self._connections if each.has_unannounced])
+        with trio.move_on_after(COMMIT_S / 2):
             await replicas.release()
         self._is_moving = True
         async with trio.open_nursery() as nursery:

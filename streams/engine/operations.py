@@ -565,8 +565,10 @@ class Operations:
             log.info("an answer to no open request was dropped", id=str(message.id)[:40])
             return
         stream = answer.stream
-        if stream.record.principal != session.principal and session not in answer.readers:
-            log.warning("an answer of another client was dropped", stream=stream.id[:8])
+        is_theirs = stream.record.principal == session.principal
+        if not is_theirs and not stream.may_answer(answer, session.name):
+            if not stream.pass_answer(session.name, message):
+                log.warning("an answer of another client was dropped", stream=stream.id[:8])
             return
         # Removed now, before the handler wakes up: a second answer may be in the same batch.
         del self._answers[request_id], stream.state.questions[request_id]

@@ -86,9 +86,13 @@ class Acked(_Post, frozen=True):
 
 
 class Answered(_Post, frozen=True):
-    """The client's answer to a request of the stream: a JSON-RPC response, as a line."""
+    """The client's answer to a request of the stream: a JSON-RPC response, as a line.
+
+    With `session`, the owner alone knows whether that client may answer.
+    """
 
     line: bytes
+    session: str | None = None
 
 
 class Stopped(_Post, frozen=True):

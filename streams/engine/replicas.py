@@ -14,6 +14,7 @@ for `lease_s` of another's own time, in which that one could use the journal, is
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -245,10 +246,19 @@ class Replicas:
             self._look_after_followed()
             await trio.sleep_until(self._next_beat_at())
 
+    @property
+    def _reached_at(self) -> float:
+        """When this replica has reached the store last.
+
+        A renewal may take long on a machine that is too busy. Clients that are sent away come back
+        at once, and make it busier.
+        """
+        return max(self._renewed_at, self._committer.committed_at)
+
     def _patient_until(self) -> float:
         """Until when a renewal may take: then this replica is late, or its clients leave."""
         now, lease_s = trio.current_time(), self._journal.lease_s
-        marks = (self._renewed_at + part * lease_s for part in (LATE, CUT_OFF))
+        marks = (self._reached_at + part * lease_s for part in (LATE, CUT_OFF))
         return min((at for at in marks if at > now), default=now + lease_s / 2)
 
     def _next_beat_at(self) -> float:
@@ -259,7 +269,7 @@ class Replicas:
 
     def _missed_beat(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
-        late_s = trio.current_time() - self._renewed_at
+        late_s = trio.current_time() - self._reached_at
         self.is_late = late_s >= LATE * self._journal.lease_s
         if self._is_cut_off or late_s < CUT_OFF * self._journal.lease_s:
             return
@@ -488,6 +498,15 @@ class Replicas:
         finally:
             del self._looks[number]
 
+    def introduce(self, stream: FollowedStream) -> None:
+        """See `Home.introduce`."""
+        self._nursery.start_soon(self._introduce, stream)
+
+    async def _introduce(self, stream: FollowedStream) -> None:
+        with trio.move_on_after(self._journal.lease_s), suppress(StoreAway):
+            await self._look(stream)
+        stream.introduced()
+
     def left(self, stream: FollowedStream) -> None:
         """See `Home.left`."""
         stream.seen_at = trio.current_time()
@@ -621,7 +640,7 @@ class Replicas:
         """A client does something with the call itself."""
         match post:
             case posts.Answered():
-                self._streams.answer(stream, messages.parse(post.line))
+                self._streams.answer(stream, messages.parse(post.line), post.session)
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():

@@ -11,6 +11,7 @@ the grant of that delivery:
 """
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -187,6 +188,7 @@ class Sessions:
         # Of a shared journal: what the other replicas are told of a session, by its key.
         self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
         self.count_replicas: Callable[[], int] = lambda: 1
+        self._saving: Counter[str] = Counter()  # how many changes of a session are not durable yet
         # The sessions that another replica may have changed, with the number of the change.
         self._doubtful: dict[str, int] = {}
         self._changes = count(1)
@@ -253,8 +255,21 @@ class Sessions:
             await self.refresh(key)
         elif self.count_replicas() > 1:
             with suppress(Unavailable):  # the session goes on, as far as is known here
-                if await self._journal.session(key) is None and key in self._by_key:
-                    self.unload(self._by_key[key])
+                self._look_at(key, await self._journal.session(key))
+
+    def _look_at(self, key: str, record: SessionRecord | None) -> None:
+        """Learn what another replica has changed in a session that is held here."""
+        held, saved = self._by_key.get(key), self._saved.get(key)
+        if held is None or saved is None:
+            return
+        if record is None:
+            self.unload(held)
+            return
+        is_ours = self._saving[key] or held.has_changed or held.level != saved.level
+        is_same = (record.level, record.capabilities) == (saved.level, saved.capabilities)
+        if not is_ours and not is_same:
+            self._saved[key] = record
+            held.refresh(record)
 
     async def refresh(self, key: str) -> None:
         """Read a session, which another replica has begun or may have changed, from the journal."""
@@ -361,7 +376,11 @@ class Sessions:
         saved = self._saved.get(session.key)  # None where the session was ended meanwhile
         if saved is not None and (session.has_changed or session.level != saved.level):
             session.has_changed = False
-            await self._committer.settled(self._save(session))
+            self._saving[session.key] += 1
+            try:
+                await self._committer.settled(self._save(session))
+            finally:
+                self._saving -= Counter([session.key])
             if self.tell_others is not None:
                 await self.tell_others(session.key, False)
 

@@ -621,6 +621,24 @@ class Stream:
             if question.seq <= seq:
                 self._answers[request_id].readers.add(reader)
 
+    @property
+    def is_introduced(self) -> bool:
+        """Whether the owner of the stream knows of the delivery that is attached here."""
+        return True
+
+    def may_answer(self, answer: Answer, session: str) -> bool:
+        """Whether the client of this session was sent the request, or is attached now."""
+        delivery = self.delivery
+        is_attached = delivery is not None and delivery.reader.name == session
+        return is_attached or any(reader.name == session for reader in answer.readers)
+
+    def pass_answer(self, session: str, message: Message) -> bool:
+        """Let the owner decide about a client's answer; False where this replica owns the stream.
+
+        The request may have been sent to the client by another replica than this one.
+        """
+        return False
+
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """The client has answered the request at `seq`."""
         if self.rerun is None:

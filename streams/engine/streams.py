@@ -177,10 +177,16 @@ class Streams:
             return self.replicas.here(stream_id)
         return stream
 
-    def answer(self, stream: Stream, message: Message) -> None:
-        """The client's answer to an open request of this stream."""
+    def answer(self, stream: Stream, message: Message, session: str | None = None) -> None:
+        """The client's answer to an open request of this stream.
+
+        With `session`, that client must have been sent the request.
+        """
         answer = self.answers.get(message.id) if isinstance(message.id, str) else None
         if answer is not None and answer.stream is stream:
+            if session is not None and not stream.may_answer(answer, session):
+                log.warning("an answer of another client was dropped", stream=stream.id[:8])
+                return
             assert isinstance(message.id, str)
             question = stream.state.questions.pop(message.id, None)
             del self.answers[message.id]

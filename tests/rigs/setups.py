@@ -108,5 +108,10 @@ def skipped(item: pytest.Item, name: str) -> str:
         marks.append("needs_file")
     if name == "replicas":
         marks.append("needs_one_process")
-    found = [mark for kind in marks for mark in item.iter_markers(kind)]
-    return str(found[0].args[0]) if found else ""
+    given = getattr(item, "callspec", None)
+    values = [str(value) for value in given.params.values()] if given else []
+    for mark in (mark for kind in marks for mark in item.iter_markers(kind)):
+        over = mark.kwargs.get("over", "")  # the kind of connection, where others are not meant
+        if not over or any(value.startswith(over) for value in values):
+            return str(mark.args[0])
+    return ""

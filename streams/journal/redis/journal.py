@@ -312,8 +312,7 @@ class RedisJournal:
 
     async def follow(self, stream: str) -> Record | None:
         self._check_open()
-        await self.listener.follow(stream)
-        return await self.find(stream)
+        return await self.listener.follow(stream)
 
     async def unfollow(self, stream: str) -> None:
         self._check_open()

@@ -140,17 +140,21 @@ class Servers:
         self.call_s = call_s
         self._nursery = nursery
         self._tls = address.tls()
-        # A connection was made. A password that is refused later is a fault of the store, such as a
-        # restart without its users: replicas wait until it is mended, and do not all end at once.
-        self.has_served = False
         self._moved_to: Host | None = None
         self._failure = ""  # of the last attempt to connect
         self._next_at = -math.inf  # when the next one may be made
+        self._connected_at = -math.inf
         self.key = f"{{{address.prefix}}}:journal"
 
-    def pause(self, why: str, for_s: float = CONNECT_PAUSE_S) -> None:
-        """No connection can be made, or with 0 s one was: see `CONNECT_PAUSE_S`."""
-        self._failure, self._next_at = why, trio.current_time() + for_s
+    def connected(self) -> None:
+        """A link has a connection, so the others may try at once."""
+        self._connected_at = trio.current_time()
+        self._next_at = -math.inf
+
+    def failed(self, error: Unavailable, began_at: float) -> None:
+        """An attempt to connect has failed: see `CONNECT_PAUSE_S`."""
+        if self._connected_at < began_at:
+            self._failure, self._next_at = str(error), trio.current_time() + CONNECT_PAUSE_S
 
     def check_pause(self) -> None:
         """Raise `Unavailable` if it is too early for another attempt to connect."""
@@ -202,7 +206,9 @@ class Servers:
             _close_buffers(connection)
             cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
             meant = meaning(cause, self.address)
-            if isinstance(cause, AuthenticationError) and self.has_served:
+            # A store that once took the password may have restarted without its users: replicas wait
+            # until it is mended, and do not all end at once.
+            if isinstance(cause, AuthenticationError) and self._connected_at > -math.inf:
                 raise StoreAway(str(meant)) from error
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
@@ -337,14 +343,14 @@ class Link:
             if self._connection is not None and self._connection.usable:
                 return self._connection
             self.servers.check_pause()
+            began_at = trio.current_time()
             try:
                 connection = await self.servers.connect()
                 await self._welcome(connection)
             except Unavailable as error:
-                self.servers.pause(str(error))
+                self.servers.failed(error, began_at)
                 raise
-            self.servers.pause("", 0.0)
-            self.servers.has_served = True
+            self.servers.connected()
             self._connection = connection
             return connection
 
@@ -370,7 +376,10 @@ class Link:
         connection = self._connection
         if connection is None or not connection.usable:
             return None
-        request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        try:
+            request = connection.create_request(*command, raise_exceptions=False, decode=False)
+        except LOST:  # a call would connect anew, and tell if that fails
+            return None
         return Asked(connection, request, self.servers.address)
 
     async def call(self, *command: Any) -> Any:

@@ -17,7 +17,9 @@ from coredis.connection import BaseConnection
 from streams.clock import backoff_s
 from streams.errors import JournalError, JournalUnusable, StoreAway, Unavailable
 from streams.journal.contract import News, Post
+from streams.journal.records import Record
 from streams.journal.redis.link import LOST, Link, Moved, Servers, meaning
+from streams.journal.redis.writer import look_up, looked_up
 
 CHANNELS: Final = 2  # that of a replica, and that of all
 POSTS_AT_ONCE: Final = 1000
@@ -138,10 +140,19 @@ class Listener:
         if self._failure is not None:
             raise self._failure
 
-    async def follow(self, stream: str) -> None:
-        """From now on the news have the changes of this stream."""
-        await self._link.function("follow", self._replica(), stream)
-        self._following.add(stream)
+    async def follow(self, stream: str) -> Record | None:
+        """From now on the news have the changes of this stream. Returns its record of now."""
+        was_followed = stream in self._following
+        self._following.add(stream)  # news may come before the answer does
+        follow = self._link.function_command("follow", self._replica(), stream)
+        try:
+            _, found = await self._link.calls([follow, look_up(self._link, stream)])
+        except BaseException:
+            if not was_followed:
+                self._following.discard(stream)
+            raise
+        self._following.add(stream)  # another call of this may have failed meanwhile
+        return looked_up(stream, found).record
 
     async def unfollow(self, stream: str) -> None:
         """End `follow`."""

@@ -481,16 +481,24 @@ class Writer:
 
 async def fetch(link: Link, streams: Sequence[str]) -> list[Known]:
     """Streams as the store has them, in one round trip."""
-    prefix = f"{{{link.servers.address.prefix}}}:"
-    commands = [(b"HMGET", f"{prefix}r:{stream}", b"k", b"p", b"i", b"o") for stream in streams]
-    found = []
-    for stream, (k, p, i, o) in zip(streams, await link.calls(commands), strict=True):
-        if k is None:
-            found.append(Known())
-            continue
-        record, size = codec.record_of(stream, k, p or b"", i or b"", o or b"")
-        found.append(Known(record, k, ((record.last, size),) if size else ()))
-    return found
+    commands = [look_up(link, stream) for stream in streams]
+    found = await link.calls(commands)
+    return [looked_up(stream, each) for stream, each in zip(streams, found, strict=True)]
+
+
+def look_up(link: Link, stream: str) -> Sequence[Any]:
+    """The command that reads a stream's record; `looked_up` takes its answer."""
+    key = f"{{{link.servers.address.prefix}}}:r:{stream}"
+    return (b"HMGET", key, b"k", b"p", b"i", b"o")
+
+
+def looked_up(stream: str, answer: Sequence[bytes | None]) -> Known:
+    """A stream as the store has it."""
+    k, p, i, o = answer
+    if k is None:
+        return Known()
+    record, size = codec.record_of(stream, k, p or b"", i or b"", o or b"")
+    return Known(record, k, ((record.last, size),) if size else ())
 
 
 def _fenced(change: Change) -> Fenced:

@@ -61,6 +61,24 @@ def notices(answer: Answer) -> list[Json]:
 # Sessions
 
 
+async def test_a_change_of_a_session_counts_before_replicas_hear_of_it(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    first, second = await replicas.two()
+    await trio.sleep(LEASE_S)  # each has seen the other
+    browser = await first.browse(STREAMS)
+    used = await elsewhere(second, browser)
+    assert (await used.post(1, "ping")).status == 200
+
+    async def send(*_: object) -> bool:
+        return True  # and nothing arrives
+
+    first.reached.send = send
+    assert (await browser.post(2, "logging/setLevel", level="error")).status == 200
+    assert (await used.post(3, "ping")).status == 200
+    assert [session.level for session in second.running.engine.sessions] == ["error"]
+
+
 async def test_an_ended_session_is_unknown_before_replicas_hear_of_its_end(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -230,10 +248,19 @@ async def test_subscribers_of_all_replicas_hear_of_a_change(
 async def test_a_standing_stream_has_the_changes_that_were_subscribed_to_elsewhere(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
-    """Subscribed at one replica, changed at another one, listening at a third."""
+    """Subscribed at one replica, changed at another one, listening at a third, which reads the
+    subscriptions slowly.
+    """
     first, second, third = [await replicas.start() for _ in range(3)]
     browser = await third.browse(PLAIN)
     standing = await listening(browser)
+    find = third.reached.inner.session
+
+    async def find_slowly(key: str) -> Any:
+        await trio.sleep(0.1)
+        return await find(key)
+
+    third.reached.inner.session = find_slowly  # type: ignore[method-assign]
     await (await elsewhere(first, browser)).post(1, "resources/subscribe", uri="x:1")
     await second.server.resource_updated("x:1")
     await second.server.resource_updated("x:2")

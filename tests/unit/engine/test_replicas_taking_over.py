@@ -8,13 +8,18 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server
+from streams.clock import wall
+from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
+from streams.engine.replicas import BEATS
+from streams.journal.contract import Post
 from streams.journal.records import Outcome
 from tests.rigs import idempotency
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import (
     PLAIN,
     POSITIONS,
+    STREAMS,
     Json,
     Talker,
     methods,
@@ -233,6 +238,20 @@ async def test_an_owner_that_was_cut_off_stops_its_handlers(
     assert replicas.owner_of(again["streamId"]) == theirs.name, "under its new name"
 
 
+async def test_a_replica_that_has_lost_its_lease_stops_handlers_that_send_nothing(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    theirs = await replicas.start()
+    first = await theirs.dial(POSITIONS)
+    await first.begin(1, "step")
+    await wait_all_tasks_blocked()
+    del replicas.store.counts[theirs.name]
+    await trio.sleep(LEASE_S)
+    assert theirs.steps.was_cancelled
+    assert theirs.streams == []
+    assert await first.end() == []
+
+
 async def test_a_replica_that_has_lost_its_lease_lets_the_clients_go_that_follow_others(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -256,17 +275,47 @@ async def test_a_replica_that_has_lost_its_lease_lets_the_clients_go_that_follow
 async def test_a_post_of_the_dead_attaches_no_client_for_ever(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
-    """The owner and a follower die together: the heir inherits that the follower has a client."""
+    """The heir inherits that a client has attached at a replica, which is gone by then as well."""
     ours, theirs = await replicas.two()
     stream = await (await theirs.dial(POSITIONS)).begin(1, "again")
-    gone = await replicas.start()
-    await (await resumed(gone, stream, after=0)).announced()
+    await wait_all_tasks_blocked()
     theirs.kill()
-    gone.kill()
+    attach = posts.Attach(
+        number=1,
+        taker=posts.Taker("a session", 5),
+        start=0,
+        position=0,
+        reply_id=5,
+        level="debug",
+        confirms=True,
+        is_new=True,
+        at=wall(),
+    )
+    post = Post("a replica that is gone", stream["streamId"], posts.encode(attach))
+    replicas.store.keep_posts(theirs.name, [post])
     await trio.sleep(TAKEN_S)
     assert replicas.owner_of(stream["streamId"]) == ours.name
     await trio.sleep(MAX_S)
     assert ours.again.was_cancelled
+
+
+async def test_a_follower_that_dies_while_the_owner_is_cut_off_counts_as_gone(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """A third replica has claimed its streams before the owner looks at the leases again."""
+    owner, follower, third = [await replicas.start() for _ in range(3)]
+    stream = await (await owner.dial()).begin(1, "step")
+    await resumed(follower, stream)
+    await trio.sleep(LEASE_S)
+    follower.kill()
+    await trio.sleep(0.8 * LEASE_S)
+    owner.reached.cut()
+    await trio.sleep(0.65 * LEASE_S)
+    assert follower.name not in replicas.store.counts
+    owner.reached.mend()
+    await trio.sleep(MAX_S + LEASE_S)
+    assert owner.steps.was_cancelled
+    assert third.streams == []
 
 
 async def test_a_fenced_commit_stops_the_handler_before_the_next_beat(
@@ -363,6 +412,23 @@ async def test_a_replica_that_stops_hands_its_calls_over_at_once(
     assert trio.current_time() - began < LEASE_S / 2
 
 
+async def test_a_call_that_nobody_asks_for_goes_on_before_the_next_beat(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """News tell that streams are free."""
+    ours, theirs = await replicas.two()
+    talker = await theirs.dial(POSITIONS)
+    await talker.begin(1, "again")
+    await talker.leave()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(theirs.stop)
+        while not ours.running.running_tools:
+            await trio.sleep(LEASE_S / 1_000)
+    assert trio.current_time() - began < LEASE_S / BEATS / 2
+    ours.again.finish()
+
+
 async def test_a_follower_of_a_replica_that_stops_notices_only_a_short_silence(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -394,6 +460,56 @@ async def test_a_call_that_cannot_restart_ends_at_the_replica_that_stops(
     assert reason((await talker.answer(2))["error"]) == "interrupted"
     await trio.sleep(TAKEN_S)
     assert replicas.store.records[stream["streamId"]].last == 1
+
+
+@pytest.mark.parametrize("capabilities", [PLAIN, STREAMS, POSITIONS])
+async def test_the_answer_of_a_call_that_has_just_ended_is_written_before_the_replica_stops(
+    replicas: Replicas, autojump_clock: MockClock, capabilities: Json
+) -> None:
+    """The heir forgets the call of a client that cannot come back."""
+    _, theirs = await replicas.two()
+    talker = await theirs.dial(capabilities)
+    await talker.call(1, "step")
+    theirs.steps.log("a")
+    await talker.find(lambda m: said([m]) == ["a"])
+    read, may_read = theirs.reached.inner.read, trio.Event()
+
+    async def read_slowly(*given: Any, **how: Any) -> Any:
+        await may_read.wait()
+        return await read(*given, **how)
+
+    theirs.reached.inner.read = read_slowly  # type: ignore[method-assign]
+    theirs.steps.finish("at the last moment")
+    await wait_all_tasks_blocked()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(theirs.stop)
+        await trio.sleep(0.2)
+        may_read.set()
+        assert text_of(await talker.answer(1)) == "at the last moment"
+
+
+async def test_a_client_that_reads_nothing_delays_no_hand_over_for_long(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    reader = await theirs.dial(POSITIONS)
+    stream = await reader.begin(1, "again")
+    theirs.again.log("a")
+    await reader.find(lambda m: said([m]) == ["a"])
+    slow = await theirs.dial(PLAIN, capacity=16)
+    await slow.call(2, "step")
+    theirs.steps.log("x" * 1_000)
+    await wait_all_tasks_blocked()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(theirs.stop)
+        await wait_all_tasks_blocked()
+        ours.again.log("a")
+        ours.again.finish()
+        answer = await (await resumed(ours, stream, after=1)).answer(1)
+        assert text_of(answer) == "done"
+        assert trio.current_time() - began <= 1
+    assert trio.current_time() - began <= SHUTDOWN_S
 
 
 async def test_the_streams_of_a_replica_that_stops_are_taken_by_one_that_starts(

@@ -104,6 +104,27 @@ async def test_a_replica_without_the_store_sends_its_clients_away_before_its_lea
     theirs.kill()
 
 
+async def test_a_replica_that_renews_slowly_keeps_its_clients_while_it_commits(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its machine is too busy: clients that are sent away would come back and make it busier."""
+    _, theirs = await replicas.two()
+    talker, _ = await begun(theirs)
+    renew = theirs.reached.inner.renew
+
+    async def slow() -> Any:
+        counts = await renew()
+        await trio.sleep(LEASE_S)
+        return counts
+
+    theirs.reached.inner.renew = slow  # type: ignore[method-assign]
+    for number in range(40):
+        theirs.again.log(str(number))
+        await heard(talker, str(number))
+        await trio.sleep(LEASE_S / 8)
+    assert not theirs.running.engine.unready
+
+
 # Posts
 
 
@@ -315,6 +336,23 @@ async def test_acks_do_not_delay_a_shutdown(replicas: Replicas, autojump_clock: 
     while stream["streamId"] not in ours.streams:
         await trio.sleep(0.01)
     assert trio.current_time() - began_at < 0.2
+
+
+async def test_a_commit_that_stands_still_does_not_keep_a_replica_from_handing_over(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    _, stream = await begun(theirs)
+
+    async def stands_still(_: Any) -> None:
+        await trio.sleep_forever()
+
+    theirs.reached.inner.commit = stands_still  # type: ignore[method-assign]
+    theirs.again.log("never durable")
+    ours.nursery.start_soon(theirs.stop)
+    with trio.fail_after(LEASE_S / 2):
+        while stream["streamId"] not in ours.streams:
+            await trio.sleep(0.01)
 
 
 async def test_a_replica_that_shuts_down_takes_no_stream_back(

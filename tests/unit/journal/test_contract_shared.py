@@ -631,3 +631,65 @@ async def test_a_lost_stream_comes_back_with_its_owner(open_replica: OpenReplica
         assert isinstance(answer, Fenced)
         await applied(one, append(5, 5, fence=3))
         assert as_one(await two.read("s", 1, bytes_max=PLENTY)) == lines(5, 5)
+
+
+async def test_a_second_loss_leaves_the_lines_between_out_unless_the_first_is_confirmed(
+    open_replica: OpenReplica,
+) -> None:
+    """A record knows one range. A client has confirmed what lies before it, or is told of all."""
+    async with open_replica() as one, open_replica() as two:
+        for stream in "st":
+            lost = replace(record(stream), last=3)
+            await applied(one, Restore(1, lost), append(4, 6, stream=stream))
+        await applied(one, Ack("t", 1, 3))
+        for stream in "st":
+            await applied(one, Restore(1, replace(record(stream), last=8)))
+        assert found(await two.find("s")).lost == (1, 8)
+        assert await two.read("s", 0, bytes_max=PLENTY) == []
+        assert found(await two.find("t")).lost == (7, 8)
+        assert as_one(await two.read("t", 3, bytes_max=PLENTY)) == lines(4, 6)
+
+
+# The streams that a replica owns
+
+
+async def test_a_replica_lists_what_it_owns(open_replica: OpenReplica) -> None:
+    async with open_replica() as one, open_replica() as two:
+        for number, stream in enumerate("cab", 1):
+            await applied(one, Create(replace(record(stream), number=number)))
+        await applied(two, Create(replace(record("d"), number=4)))
+        assert ids(await one.owned(after=0, limit=10)) == "cab"
+        assert ids(await one.owned(after=0, limit=2)) == "ca"
+        assert ids(await one.owned(after=2, limit=2)) == "b"
+        assert await one.owned(after=3, limit=2) == []
+        await applied(one, last_append(1, 1, stream="a"), Evict("a", 1, 5.0))
+        await applied(one, last_append(1, 1, stream="b"), Evict("b", 1, 5.0, stays=True))
+        assert ids(await one.owned(after=0, limit=10)) == "cb"
+        await two.take("a")
+        assert ids(await two.owned(after=0, limit=10)) == "ad"
+        await claimed(one, two.replica)
+        assert ids(await one.owned(after=0, limit=10)) == "cbd"
+        assert await two.owned(after=0, limit=10) == []
+
+
+async def test_streams_of_a_claim_without_an_answer_are_owned(open_replica: OpenReplica) -> None:
+    """Whether it is given up before it is sent, or while the store makes it."""
+    async with open_replica() as dead, open_replica() as heir:
+        for number, stream in enumerate("abc", 1):
+            await applied(dead, Create(replace(record(stream), number=number)))
+        for pause_s in (0.0, 0.0005, 0.001, 0.002):
+            with trio.move_on_after(pause_s):
+                await heir.claim(dead.replica)
+        await claimed(heir, dead.replica)
+        owned = await heir.owned(after=0, limit=10)
+        assert ids(owned) == "abc"
+        for each in owned:
+            await applied(heir, append(1, 1, stream=each.stream, fence=each.fence))
+
+
+async def test_a_stream_of_its_own_is_taken_as_it_is(open_replica: OpenReplica) -> None:
+    async with open_replica() as one:
+        await applied(one, Create(record()), append(1, 3))
+        taken = found(await one.take("s"))
+        assert (taken.fence, taken.last, taken.lost) == (1, 3, None)
+        await applied(one, append(4, 4))

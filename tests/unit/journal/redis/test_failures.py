@@ -26,9 +26,19 @@ from streams.errors import (
     Unavailable,
 )
 from streams.journal.contract import Journal
-from streams.journal.records import Ack, Append, Close, Create, Forget, Outcome, Restore
+from streams.journal.records import (
+    Ack,
+    Append,
+    Close,
+    Create,
+    Evict,
+    Forget,
+    Outcome,
+    Record,
+    Restore,
+)
 from streams.journal.redis import library, open_redis_journal
-from streams.journal.redis.link import Link
+from streams.journal.redis.link import CONNECT_PAUSE_S, Link, Servers
 from streams.journal.redis.writer import JUMP, STREAMS_AT_ONCE
 from streams.messages import Run
 from tests.rigs.journals import (
@@ -365,6 +375,92 @@ async def test_two_claimants_get_each_stream_once(server: Server) -> None:
             nursery.start_soon(claim, one)
             nursery.start_soon(claim, two)
         assert sorted(got) == names
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["kept", "not kept"])
+async def test_a_stream_that_its_owner_does_not_know_any_more_uses_no_number_again(
+    server: Server, *, is_kept: bool
+) -> None:
+    """Its owner has evicted it, which the store has lost, and so have the last lines been."""
+    with with_replica(server) as replica:
+        async with open_redis_journal(server.url, call_s=1.0) as journal:
+            await applied(journal, Create(record()), append(1, 3))
+            await _caught_up(server, replica)
+            replica.promote()  # which hears nothing of what comes
+            end = append(4, 6, outcome=Outcome.COMPLETED, ended_at=1.0)
+            await applied(journal, end, Evict("s", 1, 5.0))
+            if not is_kept:
+                journal._writer._recent.drop_all()
+            _fail_over(server, replica)
+            taken: list[Record | None] = []
+
+            async def take() -> None:
+                taken.append(await journal.take("s"))
+
+            await until_done(take)
+            assert taken[0]
+            if is_kept:
+                assert (taken[0].last, taken[0].outcome) == (6, Outcome.COMPLETED)
+            else:
+                assert (taken[0].last, taken[0].lost) == (3 + JUMP, (4, 3 + JUMP))
+                [again] = [each for each in [await journal.take("s")] if each]
+                assert again == taken[0], "once is enough"
+                await applied(journal, append(4 + JUMP, 4 + JUMP, fence=taken[0].fence))
+
+
+async def test_a_subscription_without_an_answer_ends_no_process(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the packets to the store get lost for a while."""
+    monkeypatch.setattr("streams.journal.redis.news.PING_S", 0.02)
+    async with open_redis_journal(server.url, call_s=QUICK_S) as journal:
+        server.pause()
+        try:
+            with trio.fail_after(PATIENCE_S):
+                connection = journal.listener._connection
+                assert connection is not None
+                while connection.usable:
+                    await trio.sleep(0.01)
+        finally:
+            server.resume()
+        with trio.fail_after(PATIENCE_S):
+            assert (await journal.news()).is_all
+
+
+async def test_a_store_that_is_away_gets_few_attempts_to_connect(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many calls wait for it, and however often they are made again."""
+    attempts = 0
+    connect = Servers.connect
+
+    async def counted(servers: Servers) -> Any:
+        nonlocal attempts
+        attempts += 1
+        return await connect(servers)
+
+    async with open_redis_journal(server.url) as journal:
+        server.kill()
+        monkeypatch.setattr(Servers, "connect", counted)
+        calls = 0
+        began_at = trio.current_time()
+
+        async def call() -> None:
+            nonlocal calls
+            while trio.current_time() < began_at + 0.5:
+                with pytest.raises(StoreAway):
+                    await journal.find("s")
+                calls += 1
+                await trio.sleep(0.001)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(call)
+        took_s = trio.current_time() - began_at
+        # Three links may try at the same moment.
+        assert attempts <= 3 * (1 + took_s / CONNECT_PAUSE_S) < calls
+        server.start()
+        await until_done(lambda: journal.find("s"))
 
 
 async def test_news_that_were_missed_are_all(server: Server) -> None:
