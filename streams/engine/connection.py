@@ -1048,5 +1048,8 @@ def _tell_gap(delivery: Delivery, earliest: int) -> None:
     """Tell the client that the store has lost the messages between its position and `earliest`."""
     lost = refusal("messages_gone", earliestSeq=earliest)
     delivery.fail(
-        lost.saying("The store has lost messages after this cursor: resume from earliestSeq - 1.")
+        lost.saying(
+            f"The store has lost the messages before {earliest}: resume from earliestSeq - 1, "
+            f"after {earliest - 1}."
+        )
     )

@@ -102,7 +102,8 @@ class RedisJournal:
         raise StoreAway(f"{self._servers.address}: its channels do not answer")
 
     def describe(self) -> str:
-        """One line for the log: where the store is, and what a crash of what may cost."""
+        """One line for the log: where the store is, and what a crash of the store, or of its
+        machine, may cost."""
         settings = self._writer.settings
         assert settings is not None
         return described(settings, self._servers.address, self._durability, self._replicas_acked)
