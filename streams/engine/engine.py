@@ -476,6 +476,14 @@ class Engine:
         if not is_here and self._replicas is not None and isinstance(session, HttpSession):
             self._replicas.broadcast(Cancelled(session.key, request_id, reason))
 
+    async def handed_on(self) -> None:
+        """Wait until a message of a client cannot get lost on the way to another replica.
+
+        Raises `Unavailable`.
+        """
+        if self._replicas is not None:
+            await self._replicas.sent()
+
     def cancel_here(self, cancelled: Cancelled) -> None:
         """The client of a session has cancelled a request at another replica."""
         if (session := self.sessions.held(cancelled.session)) is not None:

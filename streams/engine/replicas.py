@@ -50,6 +50,7 @@ CUT_OFF: Final = 0.75
 # A post is sent again after this time where the journal takes nothing.
 RETRY_FIRST_S: Final = 0.02
 RETRY_LAST_S: Final = 0.2
+SENT_S: Final = 5.0  # how long a client waits until the journal has what it has told
 # How often the owner of a stream is asked how it is, each half a lease, until that is given up. Two
 # leases pass if the owner dies, and the replica that claims its streams as well.
 LOOKS: Final = 5
@@ -177,8 +178,11 @@ class Replicas:
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
-        self._unsent: dict[tuple[str, str], list[bytes]] = {}  # of the places that are sent to now
-        self._send, self._outbox = trio.open_memory_channel[tuple[str, str, bytes]](math.inf)
+        # Posts with their numbers, by the places that are sent to now.
+        self._unsent: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
+        self._outbox, self._posts = trio.open_memory_channel[tuple[int, str, str, bytes]](math.inf)
+        self._sending: dict[int, None] = {}  # the numbers of posts that the journal does not have
+        self._has_sent = trio.lowlevel.ParkingLot()
         self._notices: dict[str | int, posts.Notice] = {}  # by their keys, or else by a number
         self._has_notices = trio.Event()
         self._claims: dict[str, None] = {"": None}  # owners whose streams are free
@@ -206,8 +210,8 @@ class Replicas:
         async with trio.open_nursery() as self._nursery:
             for task in (
                 self._beat,
-                self._listen,
                 self._send_posts,
+                self._listen,
                 self._claim_free,
                 self._clear_doubts,
                 self._send_notices,
@@ -823,14 +827,14 @@ class Replicas:
 
     def post(self, stream: str, post: ToOwner) -> None:
         """See `Home.post`."""
-        self._send.send_nowait(("", stream, posts.encode(post)))
+        self._send("", stream, post)
 
     def _tell(self, replica: str, stream: str, post: ToReplica) -> None:
-        self._send.send_nowait((replica, stream, posts.encode(post)))
+        self._send(replica, stream, post)
 
     def broadcast(self, post: ToReplica) -> None:
         """Tell all other replicas."""
-        self._send.send_nowait((_ALL, "", posts.encode(post)))
+        self._send(_ALL, "", post)
 
     def notify(self, notice: posts.Notice) -> None:
         """Send a notification to the clients of all other replicas.
@@ -863,23 +867,41 @@ class Replicas:
         self._nursery.start_soon(tell)
         await is_told.wait()
 
+    async def sent(self) -> None:
+        """Wait until the journal has all posts of before, so that no death of ours loses them.
+
+        Raises `StoreAway` after `SENT_S`.
+        """
+        last = next(reversed(self._sending), None)
+        with trio.move_on_after(SENT_S) as waiting:
+            while last is not None and self._sending and next(iter(self._sending)) <= last:
+                await self._has_sent.park()
+        if waiting.cancelled_caught:
+            raise StoreAway("the message could not be handed to the replica that runs its call")
+
+    def _send(self, replica: str, stream: str, post: ToOwner | ToReplica) -> None:
+        number = next(self._numbers)
+        self._sending[number] = None
+        self._outbox.send_nowait((number, replica, stream, posts.encode(post)))
+
     async def _send_posts(self) -> None:
         """Send posts for ever: those for one place together and in their order."""
-        while True:
-            replica, stream, body = await self._outbox.receive()
+        async for number, replica, stream, body in self._posts:
             place = replica, stream
-            if place in self._unsent:
-                self._unsent[place].append(body)
-            else:
-                self._unsent[place] = [body]
+            if place not in self._unsent:
+                self._unsent[place] = []
                 self._nursery.start_soon(self._send_waiting, *place)
+            self._unsent[place].append((number, body))
 
     async def _send_waiting(self, replica: str, stream: str) -> None:
         """Send all that waits for one place, which waits for no other place."""
         await trio.lowlevel.checkpoint()
-        while bodies := self._unsent[replica, stream]:
+        while waiting := self._unsent[replica, stream]:
             self._unsent[replica, stream] = []
-            await self._send_to(replica, stream, bodies)
+            await self._send_to(replica, stream, [body for _, body in waiting])
+            for number, _ in waiting:
+                del self._sending[number]
+            self._has_sent.unpark_all()
         del self._unsent[replica, stream]
 
     async def _send_to(self, replica: str, stream: str, bodies: Sequence[bytes]) -> None:

@@ -22,6 +22,7 @@ from streams.engine.engine import Engine
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import check_free
+from streams.engine.retry import patiently
 from streams.engine.stream import Stream
 from streams.errors import (
     INVALID_REQUEST,
@@ -240,7 +241,8 @@ class Peer:
                 case Kind.NOTIFICATION:
                     await self._notification(message, line)
                 case Kind.RESULT | Kind.ERROR:
-                    await self._engine.operations.load_question(message)
+                    load = partial(self._engine.operations.load_question, message)
+                    await patiently(load)  # an answer that was read must not get lost
                     answer = partial(self._engine.operations.answer, self.session, message)
                     await self._work(line, answer)
         except InsufficientScope:

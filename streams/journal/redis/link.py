@@ -206,15 +206,15 @@ class Servers:
             _close_buffers(connection)
             cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
             meant = meaning(cause, self.address)
-            # A store that once took the password may have restarted without its users: replicas wait
-            # until it is mended, and do not all end at once.
+            # A store that once took the password may have restarted without its users: replicas
+            # wait until it is mended, and do not all end at once.
             if isinstance(cause, AuthenticationError) and self._connected_at > -math.inf:
                 raise StoreAway(str(meant)) from error
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
             raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
         if (stream := connection.stream) is not None:  # else it is lost already
-            withhold(stream.extra(SocketAttribute.raw_socket))
+            withhold(stream.extra(SocketAttribute.raw_socket))  # nosec B610 # no SQL
             # 64 KiB at a time would be five turns of the loop for a stored run.
             stream.receive = partial(stream.receive, RECEIVE_BYTES)
         return connection

@@ -148,7 +148,14 @@ class HttpEndpoint:
             await self._deliver(message, request, responder, peer, session, accepted, asked_at)
             return
         event_ids = self._event_ids(session, request)
-        line = await peer.handle(message, request.body, event_ids=event_ids)
+        try:
+            if not is_request:
+                await self._engine.operations.load_question(message)
+            line = await peer.handle(message, request.body, event_ids=event_ids)
+            if line is None:
+                await self._engine.handed_on()
+        except Unavailable as error:
+            raise HttpError(503, journal_unavailable(error)) from None
         if is_request:
             assert line is not None
             await self._engine.sessions.save_settings(session)

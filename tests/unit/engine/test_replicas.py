@@ -201,6 +201,39 @@ async def test_a_question_is_answered_at_a_replica_that_has_nothing_of_the_strea
     assert theirs.steps.answers == [{"says": "yes"}]
 
 
+async def test_an_answer_is_accepted_once_the_store_has_it(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replica that has accepted it may die at once."""
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(STREAMS)
+    answer = await browser.call(1, "step")
+    theirs.steps.ask()
+    await wait_all_tasks_blocked()
+    asked = answer.events[-1][1]
+    assert asked is not None
+    elsewhere = await ours.browse(STREAMS, browser.session)
+    said = {"jsonrpc": "2.0", "id": asked["id"], "result": {"says": "yes"}}
+    takes_posts, post = trio.Event(), ours.reached.inner.post
+
+    async def post_late(stream: str, *bodies: bytes) -> bool:
+        await takes_posts.wait()
+        return await post(stream, *bodies)
+
+    monkeypatch.setattr(ours.reached.inner, "post", post_late)
+    refused = await elsewhere.fetch("POST", said)
+    await trio.sleep(10)
+    assert (refused.status, reason(refused.json["error"])) == (503, "unavailable")
+    takes_posts.set()
+    accepted = await elsewhere.fetch("POST", said)
+    while not accepted.status:
+        await wait_all_tasks_blocked()
+    ours.kill()
+    assert accepted.status == 202
+    await trio.sleep(1)
+    assert theirs.steps.answers == [{"says": "yes"}]
+
+
 async def test_a_strangers_answer_elsewhere_is_dropped(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
