@@ -213,6 +213,13 @@ class SessionChanged(_Post, frozen=True):
     is_over: bool = False
 
 
+class Listening(_Post, frozen=True):
+    """The client of a session has opened its standing stream, in wall time `at`."""
+
+    session: str
+    at: float
+
+
 class Notice(_Post, frozen=True):
     """A notification for all clients, or for the subscribers of a resource."""
 
@@ -221,7 +228,7 @@ class Notice(_Post, frozen=True):
     resource: str | None = None  # a URI
 
 
-ToReplica = View | Ended | Cancelled | SessionChanged | Notice
+ToReplica = View | Ended | Cancelled | SessionChanged | Listening | Notice
 
 # JSON: clients choose numbers, and msgpack has none above 2**64.
 _encoder = msgspec.json.Encoder()

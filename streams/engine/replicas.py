@@ -200,6 +200,7 @@ class Replicas:
         self._nursery: trio.Nursery
         streams.replicas = self
         streams.sessions.tell_others = self._tell_of_session
+        streams.sessions.on_listening = lambda key, at: self.broadcast(posts.Listening(key, at))
         streams.sessions.count_replicas = lambda: self.lives
         committer.on_refused = self.refused
 
@@ -819,6 +820,8 @@ class Replicas:
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
                 self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
+            case posts.Listening():
+                self._streams.sessions.listens_elsewhere(post.session, post.at)
             case posts.Notice() if post.resource is None:
                 self._engine.tell_here(post)  # now: notifications keep their order
             case posts.Notice():
