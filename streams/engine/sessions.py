@@ -198,6 +198,9 @@ class Sessions:
         # The sessions that another replica may have changed, with the number of the change.
         self._doubtful: dict[str, int] = {}
         self._changes = count(1)
+        # The notices that a list has changed since the start of this replica, by their keys. A
+        # session that comes from another replica may not have received them there.
+        self.changed_lists: dict[str, bytes] = {}
 
     def _now(self) -> float:
         """Wall time without the steps of the clock since the start, which make no session idle."""
@@ -292,6 +295,8 @@ class Sessions:
                 self.unload(held)
         elif held is None:
             session = HttpSession.of(record)
+            for notice, line in self.changed_lists.items():
+                session.notify(line, key=notice)
             self._saved[key] = session.record()
             self._hold(session)
         else:

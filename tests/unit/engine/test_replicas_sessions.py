@@ -276,6 +276,24 @@ async def test_subscribers_of_all_replicas_hear_of_a_change(
     assert len(other.seen) == 1
 
 
+@pytest.mark.parametrize("is_told_here", [True, False])
+async def test_a_client_that_goes_on_listening_elsewhere_hears_that_a_list_has_changed(
+    replicas: Replicas, autojump_clock: MockClock, *, is_told_here: bool
+) -> None:
+    """The session is unknown there until then, and so was told nothing."""
+    first, second = await replicas.two()
+    browser = await first.browse(PLAIN)
+    standing = await listening(browser)
+    first.server.remove_tool("again")
+    await wait_all_tasks_blocked()
+    assert [m["method"] for m in notices(standing)] == [TOOLS_CHANGED]
+    await standing.hang_up()
+    (second if is_told_here else first).server.remove_tool("step")
+    await wait_all_tasks_blocked()
+    there = await (await elsewhere(second, browser)).go_on(standing.ids[-1])
+    assert [m["method"] for m in notices(there)] == [TOOLS_CHANGED]
+
+
 async def test_the_newest_standing_stream_of_a_session_wins_at_any_replica(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
