@@ -29,6 +29,9 @@ class Home(Protocol):
     def post(self, stream: str, post: ToOwner) -> None:
         """Send this to the stream's owner, after all that was sent before."""
 
+    def introduce(self, stream: "FollowedStream") -> None:
+        """Call `stream.introduced` once the owner has heard of all that it was told until now."""
+
     def left(self, stream: "FollowedStream") -> None:
         """No delivery is attached to the stream any more."""
 
@@ -41,6 +44,7 @@ class FollowedStream(Stream):
         "_home",
         "_is_moved",
         "_reported",
+        "_unheard",
         "is_refreshing",
         "owner",
         "refreshed_at",
@@ -77,6 +81,7 @@ class FollowedStream(Stream):
         self._home = home
         self._asked_up_to = record.last_request  # questions up to this seq are known by the view
         self._reported = 0  # bytes that the owner was told to be handed
+        self._unheard = 0  # deliveries of which the owner may not have heard yet
         self._is_moved = False  # whether the owner will be told of a new position
 
     # From the owner
@@ -159,6 +164,24 @@ class FollowedStream(Stream):
         is_new = delivery is not self.delivery
         super().attach(delivery)
         self._tell_of(delivery, is_new=is_new)
+        if is_new:
+            self._unheard += 1
+            self._home.introduce(self)
+
+    @property
+    def is_introduced(self) -> bool:
+        """See `Stream.is_introduced`.
+
+        Else a client could have all that it wanted, and be back at another replica, before the
+        owner hears of the delivery here, which would displace the newer one.
+        """
+        return not self._unheard
+
+    def introduced(self) -> None:
+        """The owner has heard of a delivery that is attached here, or is silent."""
+        self._unheard -= 1
+        if self.delivery is not None:
+            self.delivery.wake()
 
     def attach_anew(self) -> None:
         """Tell the owner of the delivery that is attached here: it does not know of that."""

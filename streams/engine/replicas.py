@@ -14,6 +14,7 @@ for `lease_s` of another's own time, in which that one could use the journal, is
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -507,6 +508,15 @@ class Replicas:
             raise StoreAway("the replica that runs the call does not answer")
         finally:
             del self._looks[number]
+
+    def introduce(self, stream: FollowedStream) -> None:
+        """See `Home.introduce`."""
+        self._nursery.start_soon(self._introduce, stream)
+
+    async def _introduce(self, stream: FollowedStream) -> None:
+        with trio.move_on_after(self._journal.lease_s), suppress(StoreAway):
+            await self._look(stream)
+        stream.introduced()
 
     def left(self, stream: FollowedStream) -> None:
         """See `Home.left`."""

@@ -625,6 +625,11 @@ class Stream:
             if question.seq <= seq:
                 self._answers[request_id].readers.add(reader)
 
+    @property
+    def is_introduced(self) -> bool:
+        """Whether the owner of the stream knows of the delivery that is attached here."""
+        return True
+
     def may_answer(self, answer: Answer, session: str) -> bool:
         """Whether the client of this session was sent the request, or is attached now."""
         delivery = self.delivery

@@ -201,7 +201,7 @@ class Writer:
         """Some streams of an owner: those that run, then the others, in the order of numbers."""
         index = f"{self._prefix}o:{owner}"
         members = await self.link.call(b"ZRANGE", index, 0, STREAMS_AT_ONCE - 1)
-        return [codec.stream_in(each) for each in members]
+        return [codec.stream_in(each[1:]) for each in members]
 
     async def _give(
         self, owner: str, known: Mapping[str, Known], verified: bytes | None

@@ -11,6 +11,7 @@ from streams import Call, Limits, Server
 from streams.clock import wall
 from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
+from streams.engine.replicas import BEATS
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
 from tests.rigs import idempotency
@@ -409,6 +410,23 @@ async def test_a_replica_that_stops_hands_its_calls_over_at_once(
     assert text_of(await talker.answer(1)) == "handed over"
     assert said(talker.seen) == ["b"]
     assert trio.current_time() - began < LEASE_S / 2
+
+
+async def test_a_call_that_nobody_asks_for_goes_on_before_the_next_beat(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """News tell that streams are free."""
+    ours, theirs = await replicas.two()
+    talker = await theirs.dial(POSITIONS)
+    await talker.begin(1, "again")
+    await talker.leave()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(theirs.stop)
+        while not ours.running.running_tools:
+            await trio.sleep(LEASE_S / 1_000)
+    assert trio.current_time() - began < LEASE_S / BEATS / 2
+    ours.again.finish()
 
 
 async def test_a_follower_of_a_replica_that_stops_notices_only_a_short_silence(
