@@ -322,7 +322,7 @@ class Delivery:
         self.start = after if granted is None else granted.start
         self.number = 0
         self.asked_at = connection.asked_at
-        self.waited_s = trio.current_time() - self.asked_at
+        self.waited_s = trio.current_time() - connection.asked_at
         self.attached_at = wall() - self.waited_s
         self.position = after
         self.written = after - 1  # becomes `after` once the preamble is written

@@ -340,6 +340,8 @@ class Engine:
 
     def tell_here(self, notice: Notice) -> None:
         """As `tell_all`, to the clients of this replica."""
+        if notice.key is not None and notice.resource is None:
+            self.sessions.changed_lists[notice.key] = notice.line
         for session in self.clients():
             if notice.resource is None or notice.resource in session.subscriptions:
                 session.notify(notice.line, key=notice.key)

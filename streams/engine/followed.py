@@ -48,6 +48,7 @@ class FollowedStream(Stream):
         "is_refreshing",
         "owner",
         "refreshed_at",
+        "seen",
         "seen_at",
     )
 
@@ -72,6 +73,7 @@ class FollowedStream(Stream):
         )
         self.owner = record.owner
         self.seen_at = trio.current_time()  # when a client was attached to it last
+        self.seen: posts.Seen | None = None  # the newest view of it
         self.refreshed_at = self.seen_at  # when its record was read last
         self.is_refreshing = False  # whether its record will be read again
         self.is_recorded = True
@@ -95,9 +97,10 @@ class FollowedStream(Stream):
         elif self.delivery is not None:
             self.delivery.wake()
 
-    def view(self, view: posts.View) -> None:
-        """Take over what the owner has told."""
+    def view(self, view: posts.View, sender: str) -> None:
+        """Take over what the owner, which is this replica, has told."""
         state = self.state
+        self.seen = posts.Seen(sender, view.at)
         state.last = state.durable = max(state.durable, view.durable)
         state.learn(view.delivered, view.handed)
         if self.delivery is None:
@@ -200,6 +203,7 @@ class FollowedStream(Stream):
             is_again=is_again,
             only_waits=delivery.only_waits,
             waited_s=delivery.waited_s,
+            seen=self.seen,
         )
         self._post(attach)
 

@@ -35,6 +35,18 @@ class Look(_Post, frozen=True):
     request: int
 
 
+class Seen(msgspec.Struct, frozen=True):
+    """When an owner told how its stream is, on the owner's own clock.
+
+    A request that saw a stream so is newer than all that its client did before, and older than all
+    that the client did once it had received anything: so the owner can put requests in order, and
+    no clocks of two replicas are compared.
+    """
+
+    owner: str
+    at: float  # trio's time there
+
+
 class Attach(_Post, frozen=True):
     """A delivery of the replica has attached, or is attached again after its peer was silent."""
 
@@ -50,6 +62,7 @@ class Attach(_Post, frozen=True):
     is_again: bool = False  # it was attached to another owner before
     waited_s: float = 0.0  # how long its client's request had waited until it was attached
     only_waits: bool = False  # its client cannot come back
+    seen: Seen | None = None  # what its replica knew of the stream
 
 
 class Moved(_Post, frozen=True):
@@ -164,6 +177,7 @@ class View(_Post, frozen=True):
     is_left: bool = False
     stays: bool = False
     latest_progress: bytes = b""
+    at: float = 0.0  # when it was so, see `Seen`
     questions: dict[str, tuple[int, bytes]] = {}  # open requests: the seqs and lines, by ids
 
 
@@ -199,6 +213,13 @@ class SessionChanged(_Post, frozen=True):
     is_over: bool = False
 
 
+class Listening(_Post, frozen=True):
+    """The client of a session has opened its standing stream, in wall time `at`."""
+
+    session: str
+    at: float
+
+
 class Notice(_Post, frozen=True):
     """A notification for all clients, or for the subscribers of a resource."""
 
@@ -207,7 +228,7 @@ class Notice(_Post, frozen=True):
     resource: str | None = None  # a URI
 
 
-ToReplica = View | Ended | Cancelled | SessionChanged | Notice
+ToReplica = View | Ended | Cancelled | SessionChanged | Listening | Notice
 
 # JSON: clients choose numbers, and msgpack has none above 2**64.
 _encoder = msgspec.json.Encoder()

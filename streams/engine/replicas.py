@@ -74,8 +74,16 @@ class RemoteReader:
 class RemoteFollower:
     """A delivery at another replica: the `Follower` of a stream that is owned here."""
 
-    def __init__(self, stream: Stream, replica: str, attach: posts.Attach, tell: "Tell") -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        replica: str,
+        attach: posts.Attach,
+        asked_at: float | None,
+        tell: "Tell",
+    ) -> None:
         self.number = 0
+        self.asked_at = asked_at
         self.attached_at = attach.at
         self.waited_s = attach.waited_s
         self.is_again = attach.is_again
@@ -197,6 +205,7 @@ class Replicas:
         self._nursery: trio.Nursery
         streams.replicas = self
         streams.sessions.tell_others = self._tell_of_session
+        streams.sessions.on_listening = lambda key, at: self.broadcast(posts.Listening(key, at))
         streams.sessions.count_replicas = lambda: self.lives
         committer.on_refused = self.refused
 
@@ -596,7 +605,7 @@ class Replicas:
             log.warning("a replica of another version has sent what is unknown", why=str(error))
             return
         if isinstance(body, ToReplica):
-            self._told(post.stream, body)
+            self._told(post.stream, post.sender, body)
             return
         stream = self._streams.index.get(post.stream)
         if stream is not None:
@@ -698,7 +707,8 @@ class Replicas:
             displaced = stream.displace()
             if displaced is not None:
                 displaced.give_way(post.taker)
-            stream.attach(RemoteFollower(stream, sender, post, self._tell))
+            asked_at = self._asked_at(post)
+            stream.attach(RemoteFollower(stream, sender, post, asked_at, self._tell))
         # Else it was displaced while its peer was silent, and was told so.
 
     def is_in_order(self, stream_id: str, waited_s: float) -> bool:
@@ -715,10 +725,20 @@ class Replicas:
         A delivery that its replica attaches again may be over for its client, who has come back by
         another replica: one that the client itself has begun with this owner is newer.
         """
+        asked_at = self._asked_at(post)
+        if asked_at is not None and asked_at < (follower.asked_at or 0.0):
+            return True  # whatever the clocks say
         is_older = post.at < follower.attached_at
         if post.is_again:
             return is_older or not (isinstance(follower, RemoteFollower) and follower.is_again)
         return is_older and not self.is_in_order(stream.id, post.waited_s)
+
+    def _asked_at(self, post: posts.Attach) -> float | None:
+        """When the replica of a delivery saw the stream as it is here, before it attached."""
+        seen = post.seen
+        if post.is_again or seen is None or seen.owner != self._journal.replica:
+            return None
+        return seen.at
 
     def _is_over(self, post: posts.Attach, than: Follower, stream: Stream) -> bool:
         """Whether a delivery that began before the attached one ends without the owner's help.
@@ -795,13 +815,13 @@ class Replicas:
 
     # As a replica that follows
 
-    def _told(self, stream_id: str, post: ToReplica) -> None:
+    def _told(self, stream_id: str, sender: str, post: ToReplica) -> None:
         """An owner, or another replica, tells something."""
         stream = self._followed.get(stream_id)
         match post:
             case posts.View():
                 if stream is not None and post.is_known:
-                    stream.view(post)
+                    stream.view(post, sender)
                 elif stream is not None:
                     self._refresh_soon(stream)
                 if (look := self._looks.get(post.request)) is not None:
@@ -814,6 +834,8 @@ class Replicas:
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
                 self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
+            case posts.Listening():
+                self._streams.sessions.listens_elsewhere(post.session, post.at)
             case posts.Notice() if post.resource is None:
                 self._engine.tell_here(post)  # now: notifications keep their order
             case posts.Notice():
@@ -959,6 +981,7 @@ def _view(stream: Stream, request: int) -> posts.View:
     }
     return posts.View(
         request=request,
+        at=trio.current_time(),
         delivered=state.delivered,
         handed=state.handed,
         durable=state.durable,

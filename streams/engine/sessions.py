@@ -10,6 +10,7 @@ the grant of that delivery:
 `.end` follows where the event said that nothing more will come of that response.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -49,6 +50,8 @@ SUBSCRIPTIONS: Final = "mcp-streams/subscriptions"
 GRANTS_MAX: Final = 16  # of one stream in one session; a new one replaces the oldest
 SEEN_EVERY_S: Final = 3600.0  # how late the journal may learn of the last use of a session
 
+TOGETHER_S: Final = 0.1  # a post that comes within that may be of an older standing stream
+
 END: Final = ".end"
 _EVENT_ID: Final = re.compile(
     r"([0-9a-f]{32})_([0-9]{1,18})(?:_([A-Za-z0-9_-]{1,64}))?(\.end)?", re.ASCII
@@ -80,6 +83,7 @@ class HttpSession(Session):
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
         # Around the event stream that belongs to no request, while the client has it open.
         self.standing: trio.CancelScope | None = None
+        self.standing_since = -math.inf  # in trio's time
 
     @property
     def is_at_work(self) -> bool:
@@ -188,10 +192,15 @@ class Sessions:
         # Of a shared journal: what the other replicas are told of a session, by its key.
         self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
         self.count_replicas: Callable[[], int] = lambda: 1
+        # The same of a standing stream that has opened, with when it did, in wall time.
+        self.on_listening: Callable[[str, float], None] = lambda key, at: None
         self._saving: Counter[str] = Counter()  # how many changes of a session are not durable yet
         # The sessions that another replica may have changed, with the number of the change.
         self._doubtful: dict[str, int] = {}
         self._changes = count(1)
+        # The notices that a list has changed since the start of this replica, by their keys. A
+        # session that comes from another replica may not have received them there.
+        self.changed_lists: dict[str, bytes] = {}
 
     def _now(self) -> float:
         """Wall time without the steps of the clock since the start, which make no session idle."""
@@ -286,6 +295,8 @@ class Sessions:
                 self.unload(held)
         elif held is None:
             session = HttpSession.of(record)
+            for notice, line in self.changed_lists.items():
+                session.notify(line, key=notice)
             self._saved[key] = session.record()
             self._hold(session)
         else:
@@ -311,6 +322,27 @@ class Sessions:
             self.unload(session)
         else:
             self._doubtful[key] = next(self._changes)
+
+    def listen(self, session: HttpSession) -> trio.CancelScope:
+        """A standing stream opens within the scope that is returned: the newest wins."""
+        if session.standing is not None:
+            session.standing.cancel()
+        session.standing, session.standing_since = trio.CancelScope(), trio.current_time()
+        self.on_listening(session.key, self._now())
+        return session.standing
+
+    def listens_elsewhere(self, key: str, at: float) -> None:
+        """A standing stream of a session has opened at another replica.
+
+        That is the newest to be heard of. The wall clocks of replicas tell which is newer where
+        both have opened at about the same time.
+        """
+        session = self._by_key.get(key)
+        if session is None or session.standing is None:
+            return
+        is_young = trio.current_time() - session.standing_since < TOGETHER_S
+        if not is_young or session.standing_since + self._wall_ahead_s <= at:
+            session.standing.cancel()
 
     def unload(self, session: HttpSession) -> None:
         """Let a session leave memory, and close its connections; the journal keeps it."""

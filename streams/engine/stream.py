@@ -65,6 +65,10 @@ class Follower(Protocol):
     waited_s: float  # since then until it was attached
 
     @property
+    def asked_at(self) -> float | None:
+        """No later than this it was asked for, in trio's time of the owner; None: unknown."""
+
+    @property
     def reader(self) -> Reader:
         """The client."""
 

@@ -296,11 +296,9 @@ class HttpEndpoint:
 
         It stays open all the time. A client that was cut off gets the messages it has missed.
         """
-        if session.standing is not None:
-            session.standing.cancel()
         position = session.notices.position(request.headers.get(LAST_EVENT))
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
-        session.standing = scope = trio.CancelScope()
+        scope = self._engine.sessions.listen(session)
         session.notices.has_stream = True
         try:
             with scope:

@@ -410,6 +410,40 @@ async def test_a_client_that_resumes_a_patient_call_elsewhere_gets_no_interim_an
     assert text_of(await second.answer(1)) == "no interim answer"
 
 
+@pytest.mark.parametrize("is_newest_at_owner", [True, False])
+async def test_an_attachment_that_the_owner_hears_of_late_ends_no_newer_one(
+    replicas: Replicas, autojump_clock: MockClock, *, is_newest_at_owner: bool
+) -> None:
+    """Its client has received something there, and has come back elsewhere after that."""
+    owner, other = await replicas.two()
+    third = await replicas.start()
+    first = await owner.dial()
+    stream = await first.begin(1, "step")
+    first.cable.cut()
+    owner.steps.log("for each")
+    await wait_all_tasks_blocked()
+    is_heard = trio.Event()
+
+    async def post(stream: str, *bodies: bytes) -> bool:
+        if any(isinstance(posts.decode(body), posts.Attach) for body in bodies):
+            await is_heard.wait()
+        return await other.reached.inner.post(stream, *bodies)
+
+    other.reached.post = post
+    second = await other.dial()
+    await second.ask(2, "stream/resume", **named(stream))
+    await second.find(lambda m: said([m]) == ["for each"])
+    await trio.sleep(0.01)
+    newest = await (owner if is_newest_at_owner else third).dial()
+    await newest.ask(3, "stream/resume", **named(stream))
+    await newest.find(lambda m: said([m]) == ["for each"])
+    await wait_all_tasks_blocked()
+    is_heard.set()
+    assert (await second.answer(2))["result"] == SUPERSEDED
+    owner.steps.finish("to the newest")
+    assert text_of(await newest.answer(1)) == "to the newest"
+
+
 async def test_progress_that_no_client_waits_for_gets_no_number(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:

@@ -1,4 +1,4 @@
-"""What moves the marks of a stream when its clients are at several replicas."""
+"""Clients at several replicas move the marks of a stream, and displaced ones do not."""
 
 from collections.abc import AsyncIterator
 

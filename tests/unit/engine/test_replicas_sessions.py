@@ -276,6 +276,63 @@ async def test_subscribers_of_all_replicas_hear_of_a_change(
     assert len(other.seen) == 1
 
 
+@pytest.mark.parametrize("is_told_here", [True, False])
+async def test_a_client_that_goes_on_listening_elsewhere_hears_that_a_list_has_changed(
+    replicas: Replicas, autojump_clock: MockClock, *, is_told_here: bool
+) -> None:
+    """The session is unknown there until then, and so was told nothing."""
+    first, second = await replicas.two()
+    browser = await first.browse(PLAIN)
+    standing = await listening(browser)
+    first.server.remove_tool("again")
+    await wait_all_tasks_blocked()
+    assert [m["method"] for m in notices(standing)] == [TOOLS_CHANGED]
+    await standing.hang_up()
+    (second if is_told_here else first).server.remove_tool("step")
+    await wait_all_tasks_blocked()
+    there = await (await elsewhere(second, browser)).go_on(standing.ids[-1])
+    assert [m["method"] for m in notices(there)] == [TOOLS_CHANGED]
+
+
+async def test_the_newest_standing_stream_of_a_session_wins_at_any_replica(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """MCP: a message is sent on one of the streams of a client, and not on several."""
+    first, second = await replicas.two()
+    browser = await first.browse(PLAIN)
+    used = await elsewhere(second, browser)
+    streams = []
+    for place in browser, used, browser, used:
+        streams.append(await listening(place))
+        await wait_all_tasks_blocked()
+        assert [each.is_whole for each in streams] == [True] * (len(streams) - 1) + [False]
+        await trio.sleep(LEASE_S)
+    await first.running.notify_all("acme/news", {"n": 1})
+    await wait_all_tasks_blocked()
+    assert [len(notices(each)) for each in streams] == [0, 0, 0, 1]
+
+
+async def test_a_standing_stream_is_not_ended_by_an_older_one_that_is_heard_of_late(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    first, second = await replicas.two()
+    browser = await first.browse(PLAIN)
+    may_send = trio.Event()
+
+    async def send(*given: Any) -> None:
+        await may_send.wait()
+        await first.reached.inner.send(*given)
+
+    first.reached.send = send
+    older = await listening(browser)
+    await trio.sleep(0.01)
+    newer = await listening(await elsewhere(second, browser))
+    await trio.sleep(0.01)
+    may_send.set()
+    await wait_all_tasks_blocked()
+    assert (older.is_whole, newer.is_whole) == (True, False)
+
+
 async def test_a_standing_stream_has_the_changes_that_were_subscribed_to_elsewhere(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
