@@ -244,7 +244,7 @@ async def test_a_replica_that_has_lost_its_lease_stops_handlers_that_send_nothin
     first = await theirs.dial(POSITIONS)
     await first.begin(1, "step")
     await wait_all_tasks_blocked()
-    del replicas.store.counts[theirs.name]
+    replicas.store.mark_claimed(theirs.name)
     await trio.sleep(LEASE_S)
     assert theirs.steps.was_cancelled
     assert theirs.streams == []
@@ -260,7 +260,7 @@ async def test_a_replica_that_has_lost_its_lease_lets_the_clients_go_that_follow
     talker = await resumed(ours, stream, after=0)
     await talker.announced()
     former = ours.name
-    del replicas.store.counts[former]
+    replicas.store.mark_claimed(former)
     await trio.sleep(LEASE_S)
     assert ours.name != former
     assert await talker.end() == []
