@@ -289,7 +289,7 @@ class Cache:
         """The client of an evicted stream was heard of; returns the state that follows."""
         state = StreamState(record, self._limits)
         state.detach(trio.current_time())
-        if record.due_at is None:  # another replica has it in memory
+        if record.due_at is None or record.owner:  # another replica has it in memory
             return state
         self._postpone(record, state)
         self._touched += 1

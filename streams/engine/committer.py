@@ -185,9 +185,11 @@ class Committer:
             )
         trouble = self._trouble or shortage
         if trouble is not None:
+            if isinstance(trouble, StoreAway):  # its text has an address that no client needs
+                raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(
+                    "The store of the journal does not answer: try again later."
+                )
             message = f"The journal takes nothing new now ({trouble}): try again later."
-            if isinstance(trouble, StoreAway):
-                raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(message)
             raise Refusal(INTERNAL_ERROR, message)
 
     def _look_again_soon(self) -> None:

@@ -277,6 +277,7 @@ class Delivery:
         "asked_at",
         "attached_at",
         "connection",
+        "continues",
         "dialects",
         "granted",
         "has_progress",
@@ -332,6 +333,7 @@ class Delivery:
         self.is_call = is_call  # it answers a call, and not a resume
         self.is_wait = is_wait  # it answers another call than the stream's: `wait_for_call`
         self.granted = granted  # where the client may resume it by event ids
+        self.continues = granted is not None  # it goes on with a response
         self.is_granted = True  # whether `granted` is durable, where there is one
         self.has_progress = False  # see `Separated`
         self.is_held = False
@@ -379,8 +381,10 @@ class Delivery:
 
     @property
     def may_open(self) -> bool:
-        """Whether the client may be told how to resume: all that this takes is durable."""
-        return self.stream.is_recorded and self.is_granted
+        """Whether the client may be told how to resume: all that this takes is durable, and the
+        owner of the stream knows of the delivery.
+        """
+        return self.stream.is_recorded and self.is_granted and self.stream.is_introduced
 
     @property
     def may_lose_progress(self) -> bool:
@@ -445,17 +449,16 @@ class Delivery:
     @property
     def taker(self) -> Taker:
         """See `Follower.taker`."""
-        response = None if self.granted is None else self.granted.name
+        response = self.granted.name if self.continues and self.granted is not None else None
         return Taker(self.reader.name, self.waiting_id, response)
 
     def give_way(self, by: Taker) -> None:
         """See `Follower.give_way`."""
-        mine = self.taker
-        is_other = by.session != mine.session
+        is_other = by.session != self.reader.name
         if by.response is not None and self.granted is not None:
-            is_same = not is_other and by.response == mine.response
+            is_same = not is_other and by.response == self.granted.name
         else:
-            is_same = not is_other and by.waiting_id == mine.waiting_id
+            is_same = not is_other and by.waiting_id == self.waiting_id
         if is_same:
             self.drop()
             return
@@ -1045,5 +1048,8 @@ def _tell_gap(delivery: Delivery, earliest: int) -> None:
     """Tell the client that the store has lost the messages between its position and `earliest`."""
     lost = refusal("messages_gone", earliestSeq=earliest)
     delivery.fail(
-        lost.saying("The store has lost messages after this cursor: resume from earliestSeq - 1.")
+        lost.saying(
+            f"The store has lost the messages before {earliest}: resume from earliestSeq - 1, "
+            f"after {earliest - 1}."
+        )
     )

@@ -29,6 +29,9 @@ class Home(Protocol):
     def post(self, stream: str, post: ToOwner) -> None:
         """Send this to the stream's owner, after all that was sent before."""
 
+    def introduce(self, stream: "FollowedStream") -> None:
+        """Call `stream.introduced` once the owner has heard of all that it was told until now."""
+
     def left(self, stream: "FollowedStream") -> None:
         """No delivery is attached to the stream any more."""
 
@@ -41,6 +44,7 @@ class FollowedStream(Stream):
         "_home",
         "_is_moved",
         "_reported",
+        "_unheard",
         "is_refreshing",
         "owner",
         "refreshed_at",
@@ -75,6 +79,7 @@ class FollowedStream(Stream):
         self._home = home
         self._asked_up_to = record.last_request  # questions up to this seq are known by the view
         self._reported = 0  # bytes that the owner was told to be handed
+        self._unheard = 0  # deliveries of which the owner may not have heard yet
         self._is_moved = False  # whether the owner will be told of a new position
 
     # From the owner
@@ -95,6 +100,9 @@ class FollowedStream(Stream):
         state = self.state
         state.last = state.durable = max(state.durable, view.durable)
         state.learn(view.delivered, view.handed)
+        if self.delivery is None:
+            # A client may have confirmed more here, which did not count: it was displaced.
+            state.delivered = max(view.delivered, self.record.acked)
         if view.idle_s is not None and self.delivery is None:
             state.idle_since = trio.current_time() - view.idle_s
         self.asked = max(self.asked, view.asked)
@@ -113,9 +121,11 @@ class FollowedStream(Stream):
     def ended(self, post: posts.Ended) -> None:
         """The owner has ended a delivery of this stream."""
         delivery = self.delivery
+        if post.superseded_by is not None and post.number == self.newest:
+            self.newest += 1  # the client of this one moves the delivered mark no more
+            self._reader = None
         if delivery is None or delivery.number != post.number:
             return
-        self.newest += 1  # the client of this one moves the delivered mark no more
         if post.superseded_by is not None:
             delivery.give_way(post.superseded_by)
         elif post.error is not None:
@@ -151,6 +161,24 @@ class FollowedStream(Stream):
         is_new = delivery is not self.delivery
         super().attach(delivery)
         self._tell_of(delivery, is_new=is_new)
+        if is_new:
+            self._unheard += 1
+            self._home.introduce(self)
+
+    @property
+    def is_introduced(self) -> bool:
+        """See `Stream.is_introduced`.
+
+        Else a client could have all that it wanted, and be back at another replica, before the
+        owner hears of the delivery here, which would displace the newer one.
+        """
+        return not self._unheard
+
+    def introduced(self) -> None:
+        """The owner has heard of a delivery that is attached here, or is silent."""
+        self._unheard -= 1
+        if self.delivery is not None:
+            self.delivery.wake()
 
     def attach_anew(self) -> None:
         """Tell the owner of the delivery that is attached here: it does not know of that."""
@@ -237,9 +265,9 @@ class FollowedStream(Stream):
         self._is_moved, self._reported = False, handed
         self._post(moved)
 
-    def _delivered(self) -> None:
+    def _delivered(self, by: int) -> None:
         self._report()
-        self._post(posts.Delivered(self.state.delivered))
+        self._post(posts.Delivered(self.state.delivered, by))
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """See `Stream.answered`."""
@@ -254,6 +282,11 @@ class FollowedStream(Stream):
         """See `Stream.leave`."""
         super().leave()
         self._post(posts.Leave())
+
+    def touch(self) -> None:
+        """See `Stream.touch`."""
+        super().touch()
+        self._post(posts.Touched())
 
     def await_again(self) -> None:
         """See `Stream.await_again`."""

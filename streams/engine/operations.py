@@ -18,7 +18,7 @@ from streams.clock import wall
 from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
-from streams.engine.posts import Acked, Taker
+from streams.engine.posts import Acked, Taker, Touched
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
@@ -495,12 +495,14 @@ class Operations:
         return await self._cache.find(each.stream) or each
 
     def _report_loaded(self, stream: Stream, after: int | None = None) -> Report:
-        stream.state.touch(trio.current_time())
+        stream.touch()
         return _report(stream.id, stream.request_id, stream.state, after)
 
     def _report_evicted(self, record: Record) -> Report:
         request_id = messages.parse(record.origin).id
         assert isinstance(request_id, int | str)
+        if self._streams.replicas is not None and record.owner:
+            self._streams.replicas.post(record.stream, Touched())
         return _report(record.stream, request_id, self._cache.touch(record))
 
     async def find(self, session: Session, intent: Resume | Poll) -> Stream:

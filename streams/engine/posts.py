@@ -73,9 +73,13 @@ class Left(_Post, frozen=True):
 
 
 class Delivered(_Post, frozen=True):
-    """The client has everything up to `seq`."""
+    """The client has everything up to `seq`.
+
+    It is the client of the delivery with this `number`, or the cursor of a new request says so.
+    """
 
     seq: int
+    number: int = 0
 
 
 class Acked(_Post, frozen=True):
@@ -99,6 +103,10 @@ class Stopped(_Post, frozen=True):
     """The client wants the call no more: it is cancelled, or with `is_dropped` nothing is kept."""
 
     is_dropped: bool = False
+
+
+class Touched(_Post, frozen=True):
+    """See `Stream.touch`."""
 
 
 class Leave(_Post, frozen=True):
@@ -130,6 +138,7 @@ ToOwner = (
     | Acked
     | Answered
     | Stopped
+    | Touched
     | Leave
     | Awaited
     | Token

@@ -14,6 +14,7 @@ for `lease_s` of another's own time, in which that one could use the journal, is
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -62,10 +63,11 @@ _T = TypeVar("_T")
 class RemoteReader:
     """The client of a delivery at another replica."""
 
-    def __init__(self, name: str, level: str, *, confirms: bool) -> None:
-        self.name = name
-        self.level = level
-        self.confirms = confirms
+    def __init__(self, replica: str, attach: posts.Attach) -> None:
+        self.name = attach.taker.session
+        self.level = attach.level
+        self.confirms = attach.confirms
+        self.place = replica, attach.number  # where its delivery is
 
 
 class RemoteFollower:
@@ -84,7 +86,7 @@ class RemoteFollower:
         self.taker = attach.taker
         self.only_waits = attach.only_waits
         self.number_there = attach.number
-        self.reader = RemoteReader(attach.taker.session, attach.level, confirms=attach.confirms)
+        self.reader = RemoteReader(replica, attach)
         self._stream = stream
         self._tell = tell
 
@@ -448,6 +450,7 @@ class Replicas:
             return
         assert isinstance(delivery, Delivery)
         if self._streams.index.get(stream.id) is stream and stream.delivery is None:
+            stream.newest = max(stream.newest, delivery.number - 1)  # it keeps its number
             delivery.move(stream)
         else:
             delivery.drop()
@@ -498,6 +501,15 @@ class Replicas:
             raise StoreAway("the replica that runs the call does not answer")
         finally:
             del self._looks[number]
+
+    def introduce(self, stream: FollowedStream) -> None:
+        """See `Home.introduce`."""
+        self._nursery.start_soon(self._introduce, stream)
+
+    async def _introduce(self, stream: FollowedStream) -> None:
+        with trio.move_on_after(self._journal.lease_s), suppress(StoreAway):
+            await self._look(stream)
+        stream.introduced()
 
     def left(self, stream: FollowedStream) -> None:
         """See `Home.left`."""
@@ -616,6 +628,8 @@ class Replicas:
                     follower.replica == sender and follower.number_there == post.number
                 ):
                     _moved(stream, follower, post)
+            case posts.Delivered() if not self._counts(stream, sender, post):
+                log.info("an older delivery's proof was dropped", stream=stream.id[:8])
             case posts.Delivered() if stream.state.is_paged:
                 stream.mark_delivered(post.seq)
             case posts.Delivered():
@@ -624,10 +638,25 @@ class Replicas:
                 stream.confirm_as(post.session, post.seq)
             case posts.Token():
                 stream.progress_token = post.token
+            case posts.Touched():
+                stream.touch()
             case posts.Told():
                 stream.is_reachable = True
             case _:
                 self._does(stream, post)
+
+    def _counts(self, stream: Stream, sender: str, post: posts.Delivered) -> bool:
+        """Whether what was delivered at another replica moves the delivered mark.
+
+        A newer delivery may have displaced that one before the replica has heard of it.
+        """
+        reader = stream.reader
+        if post.number == 0 or reader is None:  # this owner knows of no delivery yet
+            return True
+        if isinstance(reader, RemoteReader):
+            return reader.place == (sender, post.number)
+        # It was sent to the former owner, and the delivery is here: see `_bring_here`.
+        return sender in self._names and post.number == stream.newest
 
     def _does(self, stream: Stream, post: ToOwner) -> None:
         """A client does something with the call itself."""

@@ -255,10 +255,12 @@ class Sessions:
             await self.refresh(key)
         elif self.count_replicas() > 1:
             with suppress(Unavailable):  # the session goes on, as far as is known here
-                self._look_at(key, await self._journal.session(key))
+                await self._look_at(key)
 
-    def _look_at(self, key: str, record: SessionRecord | None) -> None:
+    async def _look_at(self, key: str) -> None:
         """Learn what another replica has changed in a session that is held here."""
+        was_saved, was_saving = self._saved.get(key), self._saving[key]
+        record = await self._journal.session(key)
         held, saved = self._by_key.get(key), self._saved.get(key)
         if held is None or saved is None:
             return
@@ -266,6 +268,7 @@ class Sessions:
             self.unload(held)
             return
         is_ours = self._saving[key] or held.has_changed or held.level != saved.level
+        is_ours = is_ours or was_saving or saved is not was_saved  # it was read before that
         is_same = (record.level, record.capabilities) == (saved.level, saved.capabilities)
         if not is_ours and not is_same:
             self._saved[key] = record

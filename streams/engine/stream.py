@@ -597,7 +597,7 @@ class Stream:
         self._newest_handed = last
         self.state.committed(last)
         if self.state.hand_elsewhere(last, size):
-            self._delivered()
+            self._delivered(self.newest)
         if self.state.questions:
             self.let_answer(self._reader, last)
         self.make_use_of_room()
@@ -609,7 +609,7 @@ class Stream:
         for run in runs:
             is_news |= self.state.hand(run)
         if is_news:
-            self._delivered()
+            self._delivered(self.newest)
         if self.state.questions:
             self.let_answer(self._reader, last)
         self.make_use_of_room()
@@ -620,6 +620,11 @@ class Stream:
         for request_id, question in self.state.questions.items():
             if question.seq <= seq:
                 self._answers[request_id].readers.add(reader)
+
+    @property
+    def is_introduced(self) -> bool:
+        """Whether the owner of the stream knows of the delivery that is attached here."""
+        return True
 
     def may_answer(self, answer: Answer, session: str) -> bool:
         """Whether the client of this session was sent the request, or is attached now."""
@@ -660,8 +665,8 @@ class Stream:
         was_deferred, self.is_deferred = self.is_deferred, False
         return None if was_deferred else Forget(self.id, self.record.fence)
 
-    def acknowledge(self, seq: int) -> None:
-        """The client is known to have everything up to `seq`.
+    def acknowledge(self, seq: int, by: int = 0) -> None:
+        """The client is known to have everything up to `seq`, as `mark_delivered` has it.
 
         In a stream with pages this deletes nothing, because a client may ask for a page again. A
         response that stays is kept for the same reason.
@@ -669,15 +674,16 @@ class Stream:
         if self.stays and self.state.is_ended:
             seq = min(seq, self.state.last - 1)
         if not self.state.is_paged:
-            self.mark_delivered(seq)
+            self.mark_delivered(seq, by)
 
-    def mark_delivered(self, seq: int) -> None:
+    def mark_delivered(self, seq: int, by: int = 0) -> None:
         """Count everything up to `seq` as delivered, pages too.
 
+        `by` is the number of the delivery that shows it, or 0 for the cursor of a new request.
         The delivered mark never passes the attached delivery. Only this method and `hand` move it.
         """
         if not self.is_evicted and self.state.deliver(seq):
-            self._delivered()
+            self._delivered(by)
             self.make_use_of_room()
 
     @property
@@ -693,6 +699,11 @@ class Stream:
         self.is_reachable = True
         return self._keyring.page_token(self.id, seq, self.digest)
 
+    @property
+    def reader(self) -> Reader | None:
+        """The client of the newest delivery, even if that is over."""
+        return self._reader
+
     def confirm(self, reader: Reader, seq: int) -> bool:
         """A client says by an ack or an answer that it has everything up to `seq`.
 
@@ -701,7 +712,7 @@ class Stream:
         """
         if reader is not self._reader or seq > self._newest_handed:
             return False
-        self.acknowledge(seq)
+        self.acknowledge(seq, self.newest)
         return True
 
     def confirm_as(self, session: str, seq: int) -> None:
@@ -712,7 +723,7 @@ class Stream:
     def prove(self, delivery_number: int, seq: int) -> None:
         """A sign of life shows that a delivery was read up to `seq`. Only the newest one counts."""
         if delivery_number == self.newest:
-            self.acknowledge(seq)
+            self.acknowledge(seq, self.newest)
 
     def may_be_confirmed(self, now: float) -> bool:
         """Whether an ack or a sign of life may still move the delivered mark."""
@@ -737,6 +748,10 @@ class Stream:
         self.is_left = False
         if self.on_attach is not None:
             self.on_attach(self)
+
+    def touch(self) -> None:
+        """The client has asked how the stream is: the clock of `max` starts again."""
+        self.state.touch(trio.current_time())
 
     def await_again(self) -> None:
         """A client waits for the call by its name, or by making the same call."""
@@ -793,7 +808,7 @@ class Stream:
             self._changed.set()
             self._changed = None
 
-    def _delivered(self) -> None:
+    def _delivered(self, by: int) -> None:
         self._committer.ack(Ack(self.id, self.record.fence, self.state.delivered))
         if self.state.is_drained:
             self._on_settled(self)

@@ -613,9 +613,10 @@ def _check_length(name: RequestId | ProgressToken | None, what: str) -> None:
 
 def journal_unavailable(error: Unavailable) -> Refusal:
     """The refusal of a request while the journal cannot be read."""
-    soon = {"retryAfter": STORE_RETRY_S} if isinstance(error, StoreAway) else {}
+    if isinstance(error, StoreAway):  # its text may have an address, which no client needs
+        return refusal("unavailable", retryAfter=STORE_RETRY_S)
     message = f"The journal cannot be read now ({error}): try again later."
-    return refusal("unavailable", **soon).saying(message)
+    return refusal("unavailable").saying(message)
 
 
 def revision_in(message: Message, line: bytes) -> Any:

@@ -13,6 +13,7 @@ from streams.limits import Limits
 BRIEF_S: Final = 30.0
 LONG_S: Final = 7 * 86_400.0
 FOREVER_S: Final = 1e9  # between two faults of a kind that does not occur
+OFTEN_S: Final = 20.0  # between two faults of a kind that occurs often
 
 # Servers die often: a tool that waits long may have to restart many times.
 ALWAYS: Final = 1_000_000
@@ -169,7 +170,7 @@ def shared_plan_of(chance: random.Random, seed: int) -> Plan:
         latency_s=often.choice((0.0, 0.0005, 0.01)),
         is_forgetful=often.random() < 0.4,
         **{
-            fault: often.choice((20.0, 60.0, 200.0)) if fault in some else FOREVER_S
+            fault: often.choice((OFTEN_S, 60.0, 200.0)) if fault in some else FOREVER_S
             for fault in faults
         },
     )
@@ -192,7 +193,7 @@ def _is_forgetful(seed: int, *, often: bool = False) -> bool:
     sharing = shared_plan_of(random.Random(seed), seed).sharing
     assert sharing is not None
     troubles = min(sharing.restart_every_s, sharing.failover_every_s)
-    return sharing.is_forgetful and (troubles < FOREVER_S or not often)
+    return sharing.is_forgetful and (troubles <= OFTEN_S or not often)
 
 
 def _part(chance: random.Random, key: str, until_s: float, *, may_be_plain: bool) -> Part:

@@ -15,6 +15,7 @@ import pytest
 
 from streams.journal.ownership import key_path
 from streams.journal.sqlite.verify import inspect
+from tests.rigs import ROOT
 from tests.rigs.command import run
 from tests.rigs.redis_servers import KINDS, cluster, running
 from tests.wire.process import APP, CLI, ServerProcess, wait_until
@@ -273,6 +274,17 @@ def test_what_an_incomplete_copy_has_left_is_deleted_first(
     assert copied(str(source), store) == first | {"keys": False}
     assert "theirs" in asked(store, "GET", "{mcp-streams-of-others}:journal")
     assert "no keys to copy" in refused_copy(store, str(tmp_path / "copy.db"), "--keys")
+
+
+def test_the_documented_command_deletes_every_key_of_a_journal(source: Path, store: str) -> None:
+    copied(str(source), store, "--keys")
+    asked(store, "SET", "{mcp-streams}:m:\n \"'\\*", "a name of any bytes")
+    asked(store, "SET", "{mcp-streams-of-others}:journal", "theirs")
+    page = (ROOT / "docs/operate/replicas.md").read_text()
+    [(script, first, pattern)] = re.findall(r'redis-cli EVAL "([^"]+)" 1 \'(.+)\' \'(.+)\'', page)
+    asked(store, "EVAL", script, "1", first, pattern)
+    assert asked(store, "DBSIZE") == ":1\r\n"
+    copied(str(source), store, "--keys")
 
 
 def asked(store: str, *words: str) -> str:

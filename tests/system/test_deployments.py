@@ -1,5 +1,6 @@
 """compose.yaml and kubernetes.yaml of docs/operate/replicas: well-formed, and with true options."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,12 +37,18 @@ def refusal_of(words: Sequence[str], folder: Path) -> str:
     An option that does not exist, or does not go with another one, has another reason.
     """
     changes = {f"0.0.0.0:{port}": "127.0.0.1:0" for port in (8080, 8765, 9090)}
-    changes["redis://store:6379/0"] = f"redis://127.0.0.1:{free_port()}/0"
     given = [changes.pop(word, word) for word in options_of(words)]
     assert not changes, "these are to be among the options"
     command = [sys.executable, "-m", "streams.cli", "serve", APP, *given]
+    store = {"MCP_STREAMS_SERVE_JOURNAL": f"redis://127.0.0.1:{free_port()}/0"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=ANSWER_S, cwd=folder, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_S,
+        cwd=folder,
+        env=os.environ | store,
+        check=False,
     )
     assert done.returncode == 2, done
     return done.stderr
@@ -86,6 +93,17 @@ def test_serve_takes_the_options_of_compose(compose: Any, tmp_path: Path) -> Non
     assert "redis://127.0.0.1:" in refusal_of(words, tmp_path)
 
 
+def test_the_url_of_the_store_is_on_no_command_line(compose: Any, kubernetes: Any) -> None:
+    replica = compose["services"]["replica-1"]
+    [container] = kubernetes[0]["spec"]["template"]["spec"]["containers"]
+    for words in (replica["command"].split(), container["args"]):
+        assert not any(word.startswith("--journal") for word in words)
+    assert "redis://store:6379/0" in replica["environment"]["MCP_STREAMS_SERVE_JOURNAL"]
+    [variable] = container["env"]
+    assert variable["name"] == "MCP_STREAMS_SERVE_JOURNAL"
+    assert set(variable["valueFrom"]["secretKeyRef"]) == {"name", "key"}
+
+
 def test_serve_takes_the_options_of_kubernetes(kubernetes: Any, tmp_path: Path) -> None:
     [container] = kubernetes[0]["spec"]["template"]["spec"]["containers"]
     assert "redis://127.0.0.1:" in refusal_of(container["args"], tmp_path)
@@ -111,3 +129,5 @@ def test_the_probes_ask_for_paths_that_there_are(kubernetes: Any) -> None:
     # A server that is asked to end needs 4 s at most, after the pause.
     pause_s = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] > pause_s + 4
+    # One that stands still is not asked: it would wait for all of that time.
+    assert container["livenessProbe"]["terminationGracePeriodSeconds"] == 1

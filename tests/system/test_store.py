@@ -4,7 +4,9 @@ The password of the store is in the URL, and must be nowhere else.
 """
 
 import base64
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -411,3 +413,61 @@ def line(key: bytes) -> bytes:
 def write(path: Path, *keys: bytes, more: bytes = b"") -> None:
     path.touch(0o600)
     path.write_bytes(b"".join(map(line, keys)) + more)
+
+
+# Messages that a store has lost
+
+LOSING: Final = """
+import pathlib
+import streams.journal.redis.replay
+import trio
+from streams import Call, Server
+
+streams.journal.redis.replay.KEPT_S = 0.0  # the replica cannot put anything back
+server = Server("builds", resume_min_s=0)
+
+@server.tool
+async def build(call: Call, folder: str) -> str:
+    while not pathlib.Path(folder, "begin").exists():
+        await trio.sleep(0.01)
+    for row in range(8):
+        await call.log("info", f"row {row}")
+        await call.flush()
+    pathlib.Path(folder, "half").touch()
+    while not pathlib.Path(folder, "go").exists():
+        await trio.sleep(0.01)
+    await call.log("info", "the last row")
+    return "built"
+"""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_goes_on_behind_messages_that_the_store_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    monkeypatch.setenv("MCP_STREAMS_STATE", str(tmp_path / "calls.json"))
+    (tmp_path / "app.py").write_text(LOSING)
+    app = f"{tmp_path / 'app.py'}:server"
+    with (
+        running("redis", tmp_path / "store") as losing,
+        ServerProcess(tmp_path, app=app, store=losing.url) as server,
+    ):
+        begun = run("call", server.url, "build", f"folder={tmp_path}", "--detach")
+        assert begun.returncode == 0, begun
+        (tmp_path / "begin").touch()
+        wait_until("the call has eight rows", (tmp_path / "half").exists)
+        losing.ask("FLUSHALL")
+        server.hear("the store has lost changes of a stream")
+        (tmp_path / "go").touch()
+        done = run("resume", "build-1", *(("--json",) if as_json else ()))
+    assert (done.returncode, "built" in done.stdout) == (0, True), done
+    if as_json:
+        [gap] = [json.loads(line)["gap"] for line in done.shown if '"gap"' in line]
+        assert 1 <= gap["from"] <= gap["to"]
+    else:
+        pattern = r"(\d+) messages are gone: .* The call goes on with message (\d+)\."
+        [(lost, at)] = re.findall(pattern, done.stderr)
+        assert 1 < int(lost) < int(at)
+        assert "row 7" not in done.stderr
+    assert "the last row" in done.stderr
+    assert run("calls").stderr == "No unfinished calls.\n"

@@ -228,6 +228,15 @@ def member(record: Record) -> bytes:
     return number_bytes(record.number) + record.stream.encode()
 
 
+RUNS: Final = b"\0"  # before the members of an owner's streams that run
+ENDED: Final = b"\1"  # and of the others
+
+
+def owned_member(record: Record) -> bytes:
+    """A stream in the index of its owner. Those that run come first: they are claimed first."""
+    return (RUNS if record.outcome is Outcome.LIVE else ENDED) + member(record)
+
+
 def number_bytes(number: int) -> bytes:
     """The beginning of the members of the stream with this number."""
     return (number + _SIGN).to_bytes(8)
@@ -248,8 +257,7 @@ def indexed(record: Record | None) -> frozenset[Entry]:
     its = member(record)
     found: list[Entry] = [("n", 0, its)]
     if record.owner or record.due_at is None:
-        # Those that run come first: a claim takes them over before the others.
-        found.append((f"o:{record.owner}", record.outcome is not Outcome.LIVE, its))
+        found.append((f"o:{record.owner}", 0, owned_member(record)))
     if record.is_wanted:
         whose = principal_key(record.principal)
         found.append((f"w:{whose}", 0, its))

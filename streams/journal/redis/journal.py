@@ -115,7 +115,8 @@ class RedisJournal:
         raise StoreAway(f"{self._servers.address}: its channels do not answer")
 
     def describe(self) -> str:
-        """One line for the log: where the store is, and what a crash of what may cost."""
+        """One line for the log: where the store is, and what a crash of the store, or of its
+        machine, may cost."""
         settings = self._writer.settings
         assert settings is not None
         return described(settings, self._servers.address, self._durability, self._replicas_acked)
@@ -234,16 +235,22 @@ class RedisJournal:
         return [grant for _, grant in sorted(saved, key=lambda each: each[0])]
 
     async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
-        found = await self._members(f"o:{self.replica}", after, limit)
+        index = f"o:{self.replica}"
+        running = await self._members(index, after, limit, codec.RUNS)
+        ended = await self._members(index, after, limit, codec.ENDED)
+        found = sorted(each[1:] for each in (*running, *ended))[:limit]
         records = await self._records(list(map(codec.stream_in, found)))
         return [each for each in records if each is not None and each.owner == self.replica]
 
-    async def _members(self, index: str, after: int, limit: int) -> list[bytes]:
-        """The members of an index with numbers above `after`."""
-        low = b"(" + codec.number_bytes(after) + b"\xff"
+    async def _members(
+        self, index: str, after: int, limit: int, before: bytes = b""
+    ) -> list[bytes]:
+        """The members of an index with numbers above `after`, which begin with `before`."""
+        low = b"(" + before + codec.number_bytes(after) + b"\xff"
+        high = b"(" + before + b"\xff" * 8 if before else b"+"
         key = self._prefix + index
         members: list[bytes]
-        [members] = await self._calls((b"ZRANGE", key, low, b"+", b"BYLEX", b"LIMIT", 0, limit))
+        [members] = await self._calls((b"ZRANGE", key, low, high, b"BYLEX", b"LIMIT", 0, limit))
         return members
 
     async def listed(

@@ -111,7 +111,8 @@ def meaning(error: BaseException, address: Address) -> Exception:
 def _other_meaning(text: str, address: Address) -> Exception:
     """The meaning of an error that has no class of its own, or comes out of a function."""
     if "OOM" in text:
-        return Full(f"{address} has reached its maxmemory: raise it, or free some of it")
+        # Without the address, since clients are told this.
+        return Full("the store has reached its maxmemory: raise it, or free some of it")
     if _NO_FUNCTION.search(text):
         return NoFunction()
     if "READONLY" in text:
@@ -232,6 +233,10 @@ class Servers:
         except (RedisError, OSError, trio.TooSlowError, AssertionError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
             meant = meaning(cause, self.address)
+            # A store that once took the password may have restarted without its users: replicas
+            # wait until it is mended, and do not all end at once.
+            if isinstance(cause, AuthenticationError) and self._connected_at > -math.inf:
+                raise StoreAway(str(meant)) from error
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
             why = _reason(cause)

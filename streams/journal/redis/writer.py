@@ -246,7 +246,7 @@ class Writer:
         """
         index = f"{self._prefix}o:{owner}"
         members = await self.link.call(b"ZRANGE", index, 0, STREAMS_AT_ONCE - 1)
-        return {codec.stream_in(each): each for each in members}
+        return {codec.stream_in(each[1:]): each for each in members}
 
     async def _give(
         self,

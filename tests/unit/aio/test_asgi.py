@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from streams import Server
 from streams.aio.asgi import App
 from streams.auth import tokens
+from streams.engine import retry
 from streams.errors import JournalUnusable
 from streams.journal.sqlite import open_sqlite_journal
 
@@ -258,7 +259,10 @@ async def test_the_journal_is_free_after_the_lifespan(tmp_path: Path) -> None:
         ("http://127.0.0.1:1", "is no store: name a file, or a URL with redis://"),
     ],
 )
-def test_a_store_that_cannot_be_used_fails_the_start_with_one_sentence(url: str, says: str) -> None:
+def test_a_store_that_cannot_be_used_fails_the_start_with_one_sentence(
+    url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "START_S", 0.5)  # so long a server waits for a store that is down
     sent: list[Any] = []
 
     async def receive() -> Any:

@@ -18,6 +18,7 @@ from tests.rigs.replicas import Replicas, open_replicas
 from tests.rigs.server import (
     EXTENDED,
     PLAIN,
+    POSITIONS,
     REQUESTS,
     RESUME_REQUEST,
     is_last,
@@ -407,3 +408,46 @@ async def test_a_client_that_resumes_a_patient_call_elsewhere_gets_no_interim_an
     await trio.sleep(3)
     theirs.steps.finish("no interim answer")
     assert text_of(await second.answer(1)) == "no interim answer"
+
+
+async def test_progress_that_no_client_waits_for_gets_no_number(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """A client elsewhere has got an interim answer, and waits no longer."""
+    patient = PatienceSettings(patience_s=2)
+    theirs, ours = [await replicas.start(patience=patient) for _ in range(2)]
+    first, second = await theirs.dial(PLAIN, "os(7)"), await ours.dial(PLAIN, "os(7)")
+    await first.call(1, "step", token="first")
+    code = (await first.answer(1))["result"]["_meta"]["mcp-streams/call"]
+    await second.call(2, "wait_for_call", token="second", call=code)
+    await wait_all_tasks_blocked()
+    theirs.steps.do(lambda call: call.progress(1, 2))
+    told = await second.find(lambda m: m.get("method") == "notifications/progress")
+    assert told["params"]["progressToken"] == "second"
+    assert "_meta" in (await second.answer(2))["result"]
+    await wait_all_tasks_blocked()
+    (before,) = replicas.store.records.values()
+    theirs.steps.do(lambda call: call.progress(2, 2))
+    await trio.sleep(1)
+    (after,) = replicas.store.records.values()
+    assert after.last == before.last
+
+
+async def test_a_response_that_was_waited_for_elsewhere_stays_when_it_was_confirmed(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    patient = PatienceSettings(patience_s=60)
+    theirs, ours = [await replicas.start(patience=patient) for _ in range(2)]
+    first, second = await theirs.dial(POSITIONS, "os(7)"), await ours.dial(POSITIONS, "os(7)")
+    stream = await first.begin(1, "step")
+    await first.leave()
+    await second.call(2, "list_calls")
+    (listed,) = (await second.answer(2))["result"]["structuredContent"]["calls"]
+    await second.call(3, "wait_for_call", call=listed["call"])
+    await wait_all_tasks_blocked()
+    theirs.steps.finish("to be kept")
+    assert text_of(await second.answer(3)) == "to be kept"
+    await second.tell("notifications/stream/ack", **named(stream), seq=1)
+    await trio.sleep(2 * LEASE_S)
+    await second.call(4, "wait_for_call", call=listed["call"])
+    assert text_of(await second.answer(4)) == "to be kept"

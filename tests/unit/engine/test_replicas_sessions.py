@@ -165,6 +165,37 @@ async def test_the_log_level_that_is_set_at_one_replica_holds_at_all(
     assert logged(followed) == ["heard", "this again"]
 
 
+@pytest.mark.parametrize("is_stored_before", [True, False])
+async def test_a_level_that_is_set_meanwhile_is_not_taken_back(
+    replicas: Replicas, autojump_clock: MockClock, *, is_stored_before: bool
+) -> None:
+    """Another request of the session has read the former level from the journal."""
+    first, _ = await replicas.two()
+    await trio.sleep(LEASE_S)
+    browser = await first.browse(EXTENDED)
+    inner, may_commit, may_read = first.reached.inner, trio.Event(), trio.Event()
+
+    async def commit(changes: Any) -> Any:
+        await may_commit.wait()
+        return await inner.commit(changes)
+
+    async def session(key: str) -> Any:
+        found = await inner.session(key)
+        await may_read.wait()
+        return found
+
+    first.reached.commit = commit
+    setting = await browser.post(1, "logging/setLevel", level="error")
+    first.reached.session = session
+    pinged = await browser.post(2, "ping")
+    for event in (may_commit, may_read) if is_stored_before else (may_read, may_commit):
+        event.set()
+        await wait_all_tasks_blocked()
+    assert (setting.status, pinged.status) == (200, 200)
+    (held,) = first.running.engine.sessions
+    assert held.level == "error"
+
+
 async def test_the_log_level_of_a_connection_holds_for_the_stream_of_another_replica(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:

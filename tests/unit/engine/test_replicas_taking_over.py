@@ -11,6 +11,7 @@ from streams import Call, Limits, Server
 from streams.clock import wall
 from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
+from streams.engine.replicas import BEATS
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
 from tests.rigs import idempotency
@@ -271,6 +272,33 @@ async def test_a_replica_that_has_lost_its_lease_lets_the_clients_go_that_follow
     assert said(talker.seen) == ["under the new name"]
 
 
+async def test_streams_that_are_gone_are_followed_no_more(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "step")
+    talker = await resumed(ours, stream, after=0)
+    await talker.announced()
+    [listener] = [each for each in replicas.store.listeners if each.replica == ours.name]
+    assert listener._followed == {stream["streamId"]}
+    [held] = theirs.running.engine._streams.index
+    theirs.running.engine._streams._forget(held)
+    await trio.sleep(LEASE_S)
+    assert listener._followed == set()
+
+
+async def test_a_replica_that_has_lost_its_lease_follows_nothing_more(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "step")
+    await (await resumed(ours, stream, after=0)).announced()
+    [listener] = [each for each in replicas.store.listeners if each.replica == ours.name]
+    replicas.store.mark_claimed(ours.name)
+    await trio.sleep(LEASE_S)
+    assert listener._followed == set()
+
+
 async def test_a_post_of_the_dead_attaches_no_client_for_ever(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -409,6 +437,23 @@ async def test_a_replica_that_stops_hands_its_calls_over_at_once(
     assert text_of(await talker.answer(1)) == "handed over"
     assert said(talker.seen) == ["b"]
     assert trio.current_time() - began < LEASE_S / 2
+
+
+async def test_a_call_that_nobody_asks_for_goes_on_before_the_next_beat(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """News tell that streams are free."""
+    ours, theirs = await replicas.two()
+    talker = await theirs.dial(POSITIONS)
+    await talker.begin(1, "again")
+    await talker.leave()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(theirs.stop)
+        while not ours.running.running_tools:
+            await trio.sleep(LEASE_S / 1_000)
+    assert trio.current_time() - began < LEASE_S / BEATS / 2
+    ours.again.finish()
 
 
 async def test_a_follower_of_a_replica_that_stops_notices_only_a_short_silence(

@@ -93,6 +93,30 @@ async def test_a_killed_store_that_comes_back_has_every_commit(server: Server) -
         assert await journal.renew()
 
 
+async def test_a_replica_that_runs_waits_for_a_store_that_has_lost_its_user(
+    server: Server,
+) -> None:
+    """A restart of the store forgets what was set by ACL SETUSER alone."""
+    rights = ("~*", "&*", "+@all")
+    server.ask("ACL", "SETUSER", "mcp", "on", ">secret", *rights)
+    url = server.url.replace("redis://", "redis://mcp:secret@")
+    async with open_redis_journal(url, call_s=QUICK_S) as journal:
+        await applied(journal, Create(record()))
+        server.ask("ACL", "DELUSER", "mcp")  # which closes its connections
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await journal.commit([append(1, 1)])
+            await trio.sleep(0.15)
+        with pytest.raises(StoreAway, match="refuses the password"):
+            await journal.find("s")
+        with pytest.raises(JournalUnusable, match="refuses the password"):
+            async with open_redis_journal(url):
+                pass
+        server.ask("ACL", "SETUSER", "mcp", "on", ">secret", *rights)
+        await until_done(lambda: applied(journal, append(1, 1)))
+        assert await read_all(journal) == lines(1, 1).body
+
+
 async def test_a_store_that_does_not_answer_is_unavailable_in_time(server: Server) -> None:
     async with open_redis_journal(server.url, call_s=QUICK_S) as journal:
         await applied(journal, Create(record()), append(1, 3))

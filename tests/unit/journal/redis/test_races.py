@@ -1,4 +1,4 @@
-"""What happens at the same time in a journal on a store: calls, claims, turns, and losses."""
+"""Calls, claims, turns and losses at the same time, in a journal on a store."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -191,7 +191,7 @@ async def test_members_of_an_index_without_their_streams_are_removed(server: Ser
     async with open_redis_journal(server.url) as one, open_redis_journal(server.url) as two:
         await applied(one, Create(record()))
         for owner in ("nobody", one.replica):
-            server.ask("ZADD", f"{PREFIX}o:{owner}", "0", "12345678lost")
+            server.ask("ZADD", f"{PREFIX}o:{owner}", "0", "r12345678lost")
         with trio.fail_after(PATIENCE_S):
             assert await two.claim("nobody") == []
             await one.release()

@@ -148,7 +148,7 @@ async def test_tls_to_a_port_without_it_is_said(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_connect_leaves_nothing_open(tmp_path: Path) -> None:
-    """What coredis has opened would be reported when it is collected."""
+    """A buffer of coredis that stays open is reported when it is collected."""
     with running("redis", tmp_path) as server:
         with trio.move_on_after(0.2):  # within the handshake of TLS, which gets no answer
             async with open_redis_journal(f"rediss://127.0.0.1:{server.port}"):
