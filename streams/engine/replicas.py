@@ -230,7 +230,7 @@ class Replicas:
     async def release(self) -> None:
         """Give up all streams, so that other replicas take them over at once.
 
-        From then on this replica owns none, and renews no lease.
+        From then on this replica renews no lease: what it cannot give up, others claim then.
         """
         if self._is_leaving:
             return
@@ -336,6 +336,7 @@ class Replicas:
         # Owners have detached what was attached here under the former name.
         for followed in list(self._followed.values()):
             self._leave(followed)
+            self._nursery.start_soon(self._unfollow, followed.id)
         for number, look in self._looks.items():
             look.stream.look(number)  # the answer would go to the former name
         self._engine.hang_up_all()
@@ -482,6 +483,7 @@ class Replicas:
         if stream is None:
             found = await self._journal.follow(record.stream)
             if found is None or found.owner in ("", self._journal.replica):
+                await self._unfollow(record.stream)
                 return None
             stream = self._followed.get(record.stream) or FollowedStream(
                 found,
@@ -539,6 +541,7 @@ class Replicas:
             self._leave(stream)
             if stream.delivery is not None:
                 stream.delivery.fail(refusal("stream_not_found"))
+            await self._unfollow(stream_id)
             return
         self._learn(stream, record)
         if record.owner == "" and stream.delivery is not None:

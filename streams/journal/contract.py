@@ -240,5 +240,5 @@ class Journal(Lookups, Protocol):
     def turn(self, name: bytes) -> AbstractAsyncContextManager[None]:
         """Only one task of all replicas is in such a block with the same name at a time.
 
-        A replica that is gone leaves it after a time of about `lease_s`.
+        A replica that is gone leaves it after a time of about `lease_s`, or twice that.
         """

@@ -44,6 +44,7 @@ class Copy(msgspec.Struct):
 
     kept: MemoryJournal
     counts: dict[str, int]
+    claimed: set[str]
     posts: dict[str, list[Post]]
     epochs: dict[str, int]
 
@@ -55,6 +56,7 @@ class SharedStore:
         self.lease_s = lease_s
         self.kept = MemoryJournal()  # the streams and sessions
         self.counts: dict[str, int] = {}  # renewals of each replica; -1: it has released
+        self.claimed: set[str] = set()  # replicas whose streams were claimed
         self.renewed_at: dict[str, float] = {}  # trio's time
         self.posts: dict[str, list[Post]] = {"": []}  # of each replica; "": without an owner
         self.turns: dict[bytes, Turn] = {}
@@ -83,12 +85,14 @@ class SharedStore:
 
     def copy(self) -> "Copy":
         """The state of another server that gets all changes up to now, and none after."""
-        return copy.deepcopy(Copy(self.kept, self.counts, self.posts, self.epochs))
+        return copy.deepcopy(Copy(self.kept, self.counts, self.claimed, self.posts, self.epochs))
 
     def go_back(self, to: "Copy") -> None:
         """Have what `to` has, as after a failover to a server that is behind."""
         self.epoch += 1
-        self.kept, self.counts, self.posts, self.epochs = to.kept, to.counts, to.posts, to.epochs
+        self.kept, self.posts, self.epochs = to.kept, to.posts, to.epochs
+        # The others count on each replica that they know, until its lease ends.
+        self.counts, self.claimed = self.counts | to.counts, to.claimed
         self.turns.clear()
         for journal in self.listeners:
             journal.lose_news()
@@ -97,6 +101,11 @@ class SharedStore:
         """Count a renewal."""
         self.counts[replica] = max(0, self.counts.get(replica, 0)) + 1
         self.renewed_at[replica] = trio.current_time()
+
+    def mark_claimed(self, replica: str) -> None:
+        """The streams of a replica are claimed from now on, which it is told when it comes back."""
+        self.counts.pop(replica, None)
+        self.claimed.add(replica)
 
     @property
     def records(self) -> dict[str, Record]:
@@ -197,7 +206,7 @@ class SharedMemoryJournal:
         self._check_lease()
         store = self._store
         if owner:
-            store.counts.pop(owner, None)
+            store.mark_claimed(owner)
             store.free([record for record in store.owned_by(owner) if record.due_at is not None])
         resident = [record for record in store.owned_by(owner) if record.due_at is None]
         claimed = [store.give(record, self._replica) for record in resident[:CLAIMED_AT_ONCE]]
@@ -213,9 +222,10 @@ class SharedMemoryJournal:
 
     async def renew(self) -> Mapping[str, int] | None:
         await trio.lowlevel.checkpoint()
-        if self._replica not in self._store.counts:
+        if self._replica in self._store.claimed:
             self._replica = self._store.enter()
             return None
+        self._store.posts.setdefault(self._replica, [])  # a store that has gone back lacks it
         self._store.renew(self._replica)
         return dict(self._store.counts)
 
@@ -244,7 +254,7 @@ class SharedMemoryJournal:
 
     def _check_lease(self) -> None:
         # Its new streams would have an owner that no other replica knows of.
-        if self._replica not in self._store.counts:
+        if self._replica in self._store.claimed:
             raise Unavailable(f"the streams of {self._replica} were claimed: renew first")
 
     # Streams and sessions
@@ -259,7 +269,7 @@ class SharedMemoryJournal:
             return kept._commit_one(change)
         before = self._store.records.get(change.stream)
         if isinstance(change, Restore) or (before is None and isinstance(change, Create)):
-            if self._replica not in self._store.counts:
+            if self._replica in self._store.claimed:
                 return Fenced(f"the streams of {self._replica} were claimed: renew first")
             record = msgspec.structs.replace(change.record, owner=self._replica)
             change = msgspec.structs.replace(change, record=record)
@@ -280,7 +290,7 @@ class SharedMemoryJournal:
         An evicted stream without an owner may be postponed or forgotten by any replica.
         """
         is_free = not record.owner and record.due_at is not None
-        is_claimed = self._replica not in self._store.counts
+        is_claimed = self._replica in self._store.claimed
         return (is_free and not is_claimed) or record.owner == self._replica
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:

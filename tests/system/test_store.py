@@ -292,14 +292,21 @@ def test_a_server_that_waits_for_its_store_ends_as_soon_as_it_is_told(store: str
         assert "has waited" not in serving.said
 
 
-def test_a_store_without_coredis_names_the_extra(tmp_path: Path, state: Path) -> None:
-    (tmp_path / "coredis.py").write_text(
-        "raise ModuleNotFoundError(\"No module named 'coredis'\", name='coredis')\n"
+@pytest.mark.parametrize("missing", ["coredis", "anyio"])
+def test_a_store_without_its_extra_names_that(tmp_path: Path, state: Path, missing: str) -> None:
+    (tmp_path / f"{missing}.py").write_text(
+        f"raise ModuleNotFoundError(\"No module named '{missing}'\", name='{missing}')\n"
     )
     env = {"PYTHONPATH": str(tmp_path)}
     for words in (LISTENING, ("serve", APP)):
         why = refused(*words, f"--journal=redis://:{SECRET}@127.0.0.1:1/0", env=env)
         assert "pip install 'mcp-streams[redis]'" in why
+
+
+@pytest.mark.parametrize("command", ["verify", "export"])
+def test_a_prefix_without_a_journal_is_not_sound(store: str, command: str) -> None:
+    why = refused(command, f"{store}?prefix=typo")
+    assert "has no journal under the prefix typo" in why
 
 
 # Keys

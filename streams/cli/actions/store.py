@@ -43,7 +43,7 @@ def verify(url: str, *, as_json: bool) -> int:
 async def _inspect(url: str, on_progress: Progress) -> Report:
     problems: list[Problem] = []
     streams = messages = 0
-    async with open_store(Place(journal=url), Limits()) as store:
+    async with open_store(Place(journal=url), Limits(), only_existing=True) as store:
         walk = Walk(store, on_progress)
         while found := await walk.next():
             record, _ = found
@@ -103,7 +103,7 @@ def export(url: str, to: Path | None) -> int:
 
 
 async def _export(url: str, on_stream: OnStream, on_progress: Progress, saved: Exported) -> None:
-    async with open_store(Place(journal=url), Limits()) as store:
+    async with open_store(Place(journal=url), Limits(), only_existing=True) as store:
         walk = Walk(store, on_progress)
         while found := await walk.next():
             record, _ = found

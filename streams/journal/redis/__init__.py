@@ -19,8 +19,9 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 | `e`, `u` | sorted set | evicted streams by when they are due, and the unwanted ones |
 | `s:<session>`, `sg:<session>` | hash | a session, and its grants |
 | `sessions`, `sp:<principal>` | sorted set | sessions by when they expire |
-| `replicas`, `commits` | hash | of each replica: renewals, its last commit |
+| `replicas`, `commits` | hash | of each replica that lives: renewals, its last commit |
 | `epochs`, `schemas` | hash | of each replica: its epoch, the newest schema that it knows |
+| `gone` | sorted set | replicas whose streams were claimed, by when they are forgotten |
 | `in:<replica>` | stream | posts to a replica; `in:` are for streams that wait for an owner |
 | `keys`, `copying` | string | keys of tokens; the marker of an unfinished copy |
 | `t:<name>` | string | the holder of a turn |
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["open_redis_journal"]
 
+_EXTRA = ("coredis", "anyio")  # what the extra `redis` installs, as far as it is imported here
+
 
 @asynccontextmanager
 async def open_redis_journal(
@@ -58,6 +61,7 @@ async def open_redis_journal(
     session_idle_s: float = DAY_S,
     call_s: float = 5.0,
     copies: bool = False,
+    only_existing: bool = False,
 ) -> AsyncIterator["RedisJournal"]:
     """Open the journal in the store at `url`, as one replica of it, until the end of the block.
 
@@ -66,20 +70,21 @@ async def open_redis_journal(
     in memory (WAIT). `bytes_max` limits what all streams take, `anonymous_bytes_max` those of
     anonymous callers. A session that is not saved for `session_idle_s` seconds and an hour is
     deleted. No call takes longer than about `call_s` seconds.
-    `copies` opens an unfinished copy as well (`begin_copy`).
+    `copies` opens an unfinished copy as well (`begin_copy`); `only_existing` makes no new journal.
 
     Raises `JournalUnusable`, which says what to do, if the store is not safe for a journal, or if
-    coredis is missing; `Unavailable` if it cannot be reached now.
+    the extra is missing; `Unavailable` if it cannot be reached now.
     """
     address = parse(url, prefix)
     try:
         from streams.journal.redis.journal import RedisJournal  # noqa: PLC0415
         from streams.journal.redis.link import Servers  # noqa: PLC0415
     except ImportError as error:
-        if (error.name or "").partition(".")[0] != "coredis":
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRA:
             raise
         raise JournalUnusable(
-            f"{address} needs coredis, which is not installed: "
+            f"{address} needs {missing}, which is not installed: "
             "run pip install 'mcp-streams[redis]'."
         ) from error
     async with _alone(), trio.open_nursery() as nursery:
@@ -92,9 +97,9 @@ async def open_redis_journal(
             anonymous_bytes_max=anonymous_bytes_max,
             session_idle_s=session_idle_s + 3600.0,
         )
-        await journal.open(copies=copies)
-        await journal.listen(nursery)
         try:
+            await journal.open(copies=copies, only_existing=only_existing)
+            await journal.listen(nursery)
             yield journal
         finally:
             await journal.aclose()

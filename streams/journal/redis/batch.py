@@ -223,15 +223,20 @@ def _operations(staged: Staged, epoch: int, next_version: Callable[[], bytes]) -
     kept = () if is_created else known.kept
     if staged.lost is not None:
         kept = tuple(each for each in kept if each[0] < staged.lost[0])
-    runs = [run for run in staged.runs if run.last > now.trimmed]
+    runs = [run for run in staged.runs if run.last > now.trimmed and not _is_lost(run, staged)]
     kept = tuple(each for each in kept if each[0] > now.trimmed)
     kept = _with_runs(kept, runs)
     if not is_created:
         operations += _trimming(staged, now)
+    gap: list[Any] = []
     if staged.lost is not None and staged.lost[1] > now.trimmed:
-        operations += ["G", stream, max(staged.lost[0], now.trimmed + 1), staged.lost[1]]
+        gap = ["G", stream, max(staged.lost[0], now.trimmed + 1), staged.lost[1]]
     for run in runs:
+        if gap and run.seq > gap[3]:
+            operations += gap
+            gap = []
         operations += ["L", stream, codec.line_id(run.last, run.count), run.body]
+    operations += gap
     mark = codec.mark(next_version(), now.fence, epoch, now.owner)
     progress = codec.progress_of(now, sum(size for _, size in kept))
     if is_created:
@@ -242,6 +247,11 @@ def _operations(staged: Staged, epoch: int, next_version: Callable[[], bytes]) -
         operations += ["N", stream, name]
     staged.after = Known(now, mark, kept)
     return operations
+
+
+def _is_lost(run: Run, staged: Staged) -> bool:
+    """Whether a run was appended in this commit, and then counted as lost."""
+    return staged.lost is not None and run.last >= staged.lost[0] and run.seq <= staged.lost[1]
 
 
 def _with_runs(

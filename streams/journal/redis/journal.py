@@ -25,6 +25,8 @@ SCANNED_AT_ONCE: Final = 1000  # keys
 LOOKED_UP_AT_ONCE: Final = 200  # records of one round trip
 TURN_FIRST_S: Final = 0.005  # between two tries to have a turn that another replica has
 TURN_LAST_S: Final = 0.1
+TURNS_AT_ONCE: Final = 1000  # that are renewed by one call
+TURN_LEASES: Final = 2
 MEMORY_S: Final = 0.25  # between two looks at the memory of the store
 # Room that is kept for calls to end, as with a disk.
 RESERVE_BYTES: Final = 64 * MIB
@@ -59,6 +61,7 @@ class RedisJournal:
             durability=durability,
             replicas_acked=replicas_acked,
             session_idle_s=session_idle_s,
+            lease_s=lease_s,
             renamed=self._renamed,
             moved=self._moved,
         )
@@ -72,8 +75,18 @@ class RedisJournal:
         self._maxmemory: int | None = None
         self._has_written = trio.Event()
 
-    async def open(self, *, copies: bool) -> None:
-        """Connect, and refuse a store that is not safe, or holds a part of a copy."""
+    async def open(self, *, copies: bool, only_existing: bool) -> None:
+        """Connect, and refuse a store that is not safe, or holds a part of a copy, or no journal.
+
+        Without `only_existing` a new journal begins there.
+        """
+        if only_existing:
+            [is_there] = await self._calls((b"EXISTS", self._servers.key))
+            if not is_there:
+                raise JournalUnusable(
+                    f"{self._servers.address} has no journal under the prefix "
+                    f"{self._servers.address.prefix}: name its prefix with ?prefix=NAME."
+                )
         await self._writer.link.connection()
         [marker] = await self._calls((b"EXISTS", self._prefix + "copying"))
         if marker and not copies:
@@ -182,8 +195,7 @@ class RedisJournal:
 
     async def renew(self) -> Mapping[str, int] | None:
         self._check_open()
-        for name, holder in list(self._turns.items()):
-            await self._ask_turn(name, holder)
+        await self._renew_turns()
         return await self._writer.renew(self._reader)  # last: its answer must not get lost
 
     # Reading
@@ -371,8 +383,24 @@ class RedisJournal:
             pause_s = min(TURN_LAST_S, 2 * pause_s)
 
     async def _ask_turn(self, name: bytes, holder: str) -> bool:
-        lease_ms = max(1, int(1000 * self._lease_s))
-        return bool(await self._reader.function("turn", name, holder, lease_ms))
+        return bool(await self._reader.function("turn", name, holder, self._turn_ms))
+
+    async def _renew_turns(self) -> None:
+        turns = list(self._turns.items())
+        calls = [
+            self._reader.function_command(
+                "renew_turns", self._turn_ms, *(each for turn in some for each in turn)
+            )
+            for first in range(0, len(turns), TURNS_AT_ONCE)
+            if (some := turns[first : first + TURNS_AT_ONCE])
+        ]
+        if calls:
+            await self._reader.calls(calls)
+
+    @property
+    def _turn_ms(self) -> int:
+        """Until a turn ends that is not renewed: after the streams of its replica were claimed."""
+        return max(1, int(1000 * TURN_LEASES * self._lease_s))
 
     async def _end_turn(self, name: bytes, holder: str) -> None:
         with trio.move_on_after(self._servers.call_s) as scope:
@@ -458,6 +486,9 @@ class RedisJournal:
             await trio.lowlevel.checkpoint()
             return
         self._is_closed = True
+        if not self._writer.has_entered:
+            await trio.lowlevel.checkpoint()
+            return
         with trio.move_on_after(self._servers.call_s, shield=True):
             with suppress(JournalError):  # without the store, others wait for the end of the lease
                 await self._writer.release()

@@ -81,6 +81,11 @@ local function drop_expired(p, now)
   end
 end
 
+-- Whether a replica is known to be gone: others have claimed its streams.
+local function is_gone(p, replica)
+  return redis.call('ZSCORE', p .. 'gone', replica) ~= false
+end
+
 -- The operations of a commit, by their first letters. Each takes its arguments from `a` at `i`, and
 -- returns where the next operation begins.
 local OPERATIONS = {
@@ -139,6 +144,14 @@ local OPERATIONS = {
   M = function(p, a, i)
     redis.call('ZREM', p .. a[i], a[i + 1])
     return i + 2
+  end,
+  -- a member of an owner's index, unless the stream is its own: owner, stream, member
+  Z = function(p, a, i)
+    local mark = mark_of(p, a[i + 1])
+    if mark == ABSENT or owner_of(mark) ~= a[i] then
+      redis.call('ZREM', p .. 'o:' .. a[i], a[i + 2])
+    end
+    return i + 3
   end,
   -- a name, which leads to the stream that was given it last: stream, name
   N = function(p, a, i)
@@ -241,6 +254,11 @@ local function publish(p, streams)
       end
     end
   end
+  for _, stream in ipairs(streams) do
+    if mark_of(p, stream) == ABSENT then
+      redis.call('DEL', p .. 'f:' .. stream)
+    end
+  end
 end
 
 -- One commit of a replica: name, its number, the number of the last one that is known to be stored,
@@ -253,10 +271,7 @@ local function commit(keys, args)
   local replica, number = args[1], tonumber(args[2])
   local count = redis.call('HGET', p .. 'replicas', replica)
   if not count then
-    return {'unknown'}
-  end
-  if count == '-2' then
-    return {'claimed'}
+    return {is_gone(p, replica) and 'claimed' or 'unknown'}
   end
   local stored = tonumber(redis.call('HGET', p .. 'commits', replica) or 0)
   if stored < tonumber(args[3]) then
@@ -286,7 +301,8 @@ local function commit(keys, args)
   return {'done', tonumber(counts[1] or 0), tonumber(counts[2] or 0)}
 end
 
--- Open the journal: its schema, and what identifies the server. Answers the schema and the epoch.
+-- Open the journal: its schema, and what identifies the server. Answers the epoch, and the counts
+-- of bytes: of all, of anonymous callers.
 local function open(keys, args)
   local journal = keys[1]
   redis.call('HSETNX', journal, 'schema', args[1])
@@ -298,24 +314,25 @@ local function open(keys, args)
 end
 
 -- A replica is there: its name, the number of its last commit, and the newest schema that it knows.
--- Answers its state, and the schema of the journal: where that is newer, it has not entered.
+-- Answers its state (-2: claimed, 1), and the schema of the journal: where that is newer, it has
+-- not entered.
 local function enter(keys, args)
   local p = prefix_of(keys)
   local schema = tonumber(redis.call('HGET', keys[1], 'schema') or 0)
   if schema > tonumber(args[3]) then
     return {0, schema}
   end
+  for _, gone in ipairs(redis.call('ZRANGE', p .. 'gone', '-inf', milliseconds(), 'BYSCORE', 'LIMIT', 0, 100)) do
+    redis.call('HDEL', p .. 'epochs', gone)
+    redis.call('ZREM', p .. 'gone', gone)
+  end
+  if is_gone(p, args[1]) then
+    return {-2, schema}
+  end
   redis.call('HSETNX', p .. 'replicas', args[1], 1)
   redis.call('HSETNX', p .. 'commits', args[1], args[2])
   redis.call('HSET', p .. 'schemas', args[1], args[3])
-  for _, gone in ipairs(redis.call('ZRANGE', p .. 'gone', '-inf', milliseconds(), 'BYSCORE', 'LIMIT', 0, 100)) do
-    redis.call('HDEL', p .. 'replicas', gone)
-    redis.call('HDEL', p .. 'commits', gone)
-    redis.call('HDEL', p .. 'epochs', gone)
-    redis.call('HDEL', p .. 'schemas', gone)
-    redis.call('ZREM', p .. 'gone', gone)
-  end
-  return {tonumber(redis.call('HGET', p .. 'replicas', args[1])), schema}
+  return {1, schema}
 end
 
 -- Begin a newer schema once every replica that lives knows it: while older ones are replaced one
@@ -325,11 +342,8 @@ local function raise_schema(p, journal, known)
   if common <= stored then
     return
   end
-  local counts = redis.call('HGETALL', p .. 'replicas')
-  for i = 1, #counts, 2 do
-    if counts[i + 1] ~= '-2' then
-      common = math.min(common, tonumber(redis.call('HGET', p .. 'schemas', counts[i]) or 1))
-    end
+  for _, replica in ipairs(redis.call('HKEYS', p .. 'replicas')) do
+    common = math.min(common, tonumber(redis.call('HGET', p .. 'schemas', replica) or 1))
   end
   redis.call('HSET', journal, 'schema', math.max(common, stored))
 end
@@ -350,8 +364,8 @@ local function renew(keys, args)
   local p = prefix_of(keys)
   local count = redis.call('HGET', p .. 'replicas', args[1])
   local epoch = redis.call('HGET', keys[1], 'epoch') or '0'
-  if not count or count == '-2' then
-    return {tonumber(count or 0), 0, epoch}
+  if not count then
+    return {is_gone(p, args[1]) and -2 or 0, 0, epoch}
   end
   if count == '-1' then
     redis.call('HSET', p .. 'replicas', args[1], 1)
@@ -382,11 +396,11 @@ end
 -- Begin to claim: the owner. From now on it is known to be gone.
 local function begin_claim(keys, args)
   local p = prefix_of(keys)
-  if redis.call('HEXISTS', p .. 'replicas', args[1]) == 1 then
-    redis.call('HSET', p .. 'replicas', args[1], -2)
-    -- Its name is kept for a week, so that it is told when it comes back.
-    redis.call('ZADD', p .. 'gone', milliseconds() + 604800000, args[1])
+  for _, of in ipairs({'replicas', 'commits', 'schemas'}) do
+    redis.call('HDEL', p .. of, args[1])
   end
+  -- Its name is kept for a week, so that it is told when it comes back.
+  redis.call('ZADD', p .. 'gone', milliseconds() + 604800000, args[1])
   return redis.call('HGET', p .. 'epochs', args[1])
 end
 
@@ -433,10 +447,15 @@ end
 -- Send to a replica, or with '' to all others: replica, sender, number, stream, bodies.
 local function send(keys, args)
   local p = prefix_of(keys)
-  local counts = redis.call('HGETALL', p .. 'replicas')
+  local counts
+  if args[1] == '' then
+    counts = redis.call('HGETALL', p .. 'replicas')
+  else
+    counts = {args[1], redis.call('HGET', p .. 'replicas', args[1]) or '-1'}
+  end
   for i = 1, #counts, 2 do
     local replica = counts[i]
-    local is_meant = replica == args[1] or (args[1] == '' and replica ~= args[2])
+    local is_meant = args[1] ~= '' or replica ~= args[2]
     if is_meant and tonumber(counts[i + 1]) >= 0 then
       for n = 5, #args do
         redis.call('XADD', p .. 'in:' .. replica, '*', 'd', args[2], 'c', args[3] .. '.' .. n, 't', args[4], 'b', args[n])
@@ -467,6 +486,17 @@ local function turn(keys, args)
   end
   redis.call('SET', key, args[2], 'PX', args[3])
   return 1
+end
+
+-- Renew turns: milliseconds, and for each its name and the holder. One that has ended stays so.
+local function renew_turns(keys, args)
+  local p = prefix_of(keys)
+  for i = 2, #args, 2 do
+    local key = p .. 't:' .. args[i]
+    if redis.call('GET', key) == args[i + 1] then
+      redis.call('PEXPIRE', key, args[1])
+    end
+  end
 end
 
 local function end_turn(keys, args)
@@ -502,5 +532,6 @@ redis.register_function{function_name = '@post', callback = post, flags = {'allo
 redis.register_function{function_name = '@send', callback = send, flags = {'allow-oom'}}
 redis.register_function{function_name = '@receive', callback = receive, flags = {'allow-oom'}}
 redis.register_function{function_name = '@turn', callback = turn, flags = {'allow-oom'}}
+redis.register_function{function_name = '@renew_turns', callback = renew_turns, flags = {'allow-oom'}}
 redis.register_function{function_name = '@end_turn', callback = end_turn, flags = {'allow-oom'}}
 redis.register_function('@save_keys', save_keys)

@@ -56,6 +56,7 @@ MOVES_MAX: Final = 3  # how often a call follows a slot to another node
 _AGAIN: Final = re.compile(
     r"^(MASTERDOWN|NOREPLICAS|MISCONF|BUSY|UNKILLABLE|NOTREADY|CLUSTERDOWN|LOADING|TRYAGAIN)"
 )
+_SILENT: Final = "it did not answer in time"
 _NO_FUNCTION: Final = re.compile(r"function not found", re.IGNORECASE)
 
 Command = Sequence[Any]
@@ -88,9 +89,7 @@ def meaning(error: BaseException, address: Address) -> Exception:
         case AuthorizationError():
             return _not_allowed(text, address)
         case AuthenticationError():
-            return JournalUnusable(
-                f"{address} refuses the password ({text}): write redis://user:password@host."
-            )
+            return JournalUnusable(f"{address} refuses the password ({text}): {_login(address)}.")
         case WrongTypeError():
             return JournalUnusable(
                 f"Keys of {address} with the prefix {address.prefix!r} are those of another "
@@ -123,6 +122,35 @@ def _other_meaning(text: str, address: Address) -> Exception:
     if _AGAIN.match(text):
         return StoreAway(f"{address} is not ready: {text}")
     return JournalUnusable(f"{address} answers: {text}")
+
+
+def _login(address: Address) -> str:
+    """Where the user and the password are written."""
+    scheme = address.url.partition("://")[0]
+    if address.kind == "sentinel":
+        return (
+            f"write {scheme}://user:password@host/SERVICE for the store, and behind that "
+            "?sentinel_password= (and &sentinel_user=) for its Sentinels"
+        )
+    host = "/path" if address.kind == "unix" else "host"
+    return f"write {scheme}://user:password@{host}"
+
+
+def _reason(error: BaseException) -> str:
+    """Why a connection could not be made: the first cause that says it."""
+    found: BaseException | None = error
+    texts: list[str] = []
+    while found is not None:
+        if isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+            continue
+        if isinstance(found, ConnectionRefusedError):
+            return "connection refused"
+        if isinstance(found, TimeoutError | trio.TooSlowError):
+            return _SILENT
+        texts.append(str(found))
+        found = found.__cause__ or found.__context__
+    return next(filter(None, texts), "it ended the connection at once")
 
 
 def _not_allowed(text: str, address: Address) -> JournalUnusable:
@@ -203,7 +231,6 @@ class Servers:
             with trio.fail_after(CONNECT_S + self.call_s):
                 await self._nursery.start(_run, connection)
         except (RedisError, OSError, trio.TooSlowError, AssertionError) as error:
-            _close_buffers(connection)
             cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
             meant = meaning(cause, self.address)
             # A store that once took the password may have restarted without its users: replicas
@@ -212,7 +239,10 @@ class Servers:
                 raise StoreAway(str(meant)) from error
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
                 raise meant from error
-            raise StoreAway(f"{self.address}: no connection to {where} ({cause})") from error
+            why = _reason(cause)
+            if self._tls is not None and why is _SILENT:
+                why += ": is it a port for TLS?"
+            raise StoreAway(f"{self.address}: no connection to {where} ({why})") from error
         if (stream := connection.stream) is not None:  # else it is lost already
             withhold(stream.extra(SocketAttribute.raw_socket))  # nosec B610 # no SQL
             # 64 KiB at a time would be five turns of the loop for a stored run.
@@ -237,7 +267,7 @@ class Servers:
                 primary = await self._connect_to((found[0].decode(), int(found[1])))
                 role: Any = await self._ask(primary, b"ROLE")
             except Unavailable as error:
-                troubles.append(str(error))
+                troubles.append(self._without_url(error))
                 continue
             if role[0] == b"master":
                 return primary
@@ -265,8 +295,12 @@ class Servers:
                 connection.invalidate()
                 troubles.append(f"no node has the slot {slot}")
             except Unavailable as error:
-                troubles.append(str(error))
+                troubles.append(self._without_url(error))
         raise StoreAway(f"{self.address}: {'; '.join(troubles)}")
+
+    def _without_url(self, error: Unavailable) -> str:
+        """An error of one server, to be told behind the URL."""
+        return str(error).removeprefix(f"{self.address}: ")
 
     async def _ask(self, connection: BaseConnection, *command: Any) -> Any:
         try:
@@ -278,7 +312,7 @@ class Servers:
 
 
 def _close_buffers(connection: BaseConnection) -> None:
-    """Close what a connection that was never made has opened in itself."""
+    """Close what a connection has opened in itself: it does so only once it is made."""
     for each in vars(connection).values():
         if isinstance(each, MemoryObjectSendStream | MemoryObjectReceiveStream):
             each.close()
@@ -301,6 +335,8 @@ async def _run(
     except Exception:
         if not was_started:
             raise
+    finally:
+        _close_buffers(connection)  # also where it was cancelled while it was being made
 
 
 class Asked:

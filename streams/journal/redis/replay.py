@@ -42,7 +42,11 @@ class Recent:
         self.drop_old(now)
 
     def drop_old(self, now: float) -> None:
-        """Drop what is kept for long enough, or is too much."""
+        """Drop what is kept for long enough, or is too much.
+
+        At `now` the store had all of it. As long as it does not answer, nothing gets older: what it
+        has when it is back may be older by what it lacked when it was last heard of.
+        """
         while self._commits and (self._commits[0].at < now - KEPT_S or self._size > KEPT_BYTES):
             dropped = self._commits.popleft()
             self._size -= dropped.size

@@ -9,6 +9,7 @@ Each commit has a number, and the store keeps the last one of each replica. A lo
 last confirmed one tells that the store has gone back: see `streams.journal.redis.replay`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -48,7 +49,7 @@ ATTEMPTS_MAX: Final = 20
 JUMP: Final = 2**32
 # How long a commit waits for replicas of the store, as a part of the time for a call.
 WAIT_PART: Final = 0.8
-CLAIMED: Final = -2  # the count of a replica whose streams are claimed
+CLAIMED: Final = -2  # the state of a replica whose streams are claimed
 NEVER: Final = 2**53  # a number of a commit that is never reached
 _FREEING: Final = (Ack, Close, Forget, Evict, DropSession, DropGrant)
 
@@ -63,6 +64,7 @@ class Writer:
         durability: Durability,
         replicas_acked: int,
         session_idle_s: float,
+        lease_s: float,
         renamed: Callable[[], None],
         moved: Callable[[], None],
     ) -> None:
@@ -73,6 +75,7 @@ class Writer:
         self._durability: Durability = durability
         self._replicas_acked = replicas_acked
         self._session_idle_s = session_idle_s
+        self._lease_s = lease_s
         self._renamed = renamed
         self._moved = moved
         self._prefix = f"{{{servers.address.prefix}}}:"
@@ -80,8 +83,14 @@ class Writer:
         self.settings: Settings | None = None
         self.bytes = self.anonymous_bytes = 0  # of all streams in the store, as last told
         self.epoch = 0
+        self.has_entered = False  # others may know this replica
         self.wanted: Counter[str] = Counter()  # the wanted streams that it owns, by principal
         self._turn = trio.StrictFIFOLock()
+        self._counts: dict[str, int] = {}  # of all replicas, as last told
+        self._counts_epoch = 0
+        # Counts that the store has perhaps lost, and until when these replicas may show them again.
+        self._lost_counts: dict[str, int] = {}
+        self._lost_counts_until = -math.inf
         self._versions = bytes.fromhex(new_name(6)), 0
         self._be_new()
 
@@ -110,12 +119,15 @@ class Writer:
         epoch, *counts = await link.function("open", codec.SCHEMA, server)
         self.epoch = int(epoch)
         self.bytes, self.anonymous_bytes = (int(count or 0) for count in counts)
+        name = self.replica
         if await self._enter(link) == CLAIMED:
-            self._disown()
+            if name == self.replica:  # else another answer has told so meanwhile
+                self._disown()
             await self._enter(link)
 
     async def _enter(self, link: Link) -> int:
         """Make this replica known. Returns its state."""
+        self.has_entered = True
         state, schema = await link.function("enter", self.replica, 0, codec.SCHEMA)
         if schema > codec.SCHEMA:
             raise JournalUnusable(
@@ -143,27 +155,56 @@ class Writer:
 
     async def renew(self, link: Link) -> Mapping[str, int] | None:
         """See `Journal.renew`."""
-        self._recent.drop_old(trio.current_time())
-        found: list[Any] = []
-        if not self.is_claimed:
-            name, confirmed = self.replica, self._confirmed
-            vouched = NEVER if self._is_torn else confirmed
-            state, stored, epoch, *found = await link.function(
-                "renew", name, vouched, self._promise(), codec.SCHEMA
-            )
-            self.epoch = max(self.epoch, int(epoch))
-            if name == self.replica and state == CLAIMED:
-                self._disown()
-                await link.function("enter", self.replica, 0, codec.SCHEMA)  # others answer to it
-            elif name == self.replica and (not state or stored < confirmed):
-                await self._mend()
-        if self.is_claimed:
-            self.is_claimed = False
+        for _ in range(ATTEMPTS_MAX):
+            if self.is_claimed:
+                self.is_claimed = False
+                return None
+            if (counts := await self._renew(link)) is not None:
+                return counts
+        raise StoreAway(f"{self._servers.address}: the store goes back all the time")
+
+    async def _renew(self, link: Link) -> Mapping[str, int] | None:
+        """Renew once. None if the store did not know this replica, or lacked commits of it."""
+        name, confirmed, asked_at = self.replica, self._confirmed, trio.current_time()
+        # An heir leaves no numbers out of streams that their owner vouches for.
+        vouches = not self._is_torn and self._replay_since is None
+        vouched = confirmed if vouches else NEVER
+        state, stored, epoch, *found = await link.function(
+            "renew", name, vouched, self._promise(), codec.SCHEMA
+        )
+        self.epoch = max(self.epoch, int(epoch))
+        if not state or stored < confirmed or int(epoch) != self._counts_epoch:
+            self._lost_counts |= self._counts
+            self._lost_counts_until = asked_at + 2 * self._lease_s
+            self._counts_epoch = int(epoch)
+        if name != self.replica:
             return None
-        counts = {
+        if state == CLAIMED:
+            self._disown()
+            await link.function("enter", self.replica, 0, codec.SCHEMA)  # others answer to it
+            return None
+        if not state or stored < confirmed or self._replay_since is not None:
+            await self._mend()
+            return None
+        self._recent.drop_old(asked_at)
+        self._counts = {
             key.decode(): int(count) for key, count in zip(found[::2], found[1::2], strict=True)
         }
-        return {replica: count for replica, count in counts.items() if count != CLAIMED}
+        return self._with_lost_counts()
+
+    def _with_lost_counts(self) -> Mapping[str, int]:
+        """The counts, and those of replicas that a store which has gone back does not know.
+
+        A replica that lives renews there soon. One that does not is gone after a lease.
+        """
+        if trio.current_time() >= self._lost_counts_until:
+            self._lost_counts.clear()
+        self._lost_counts = {
+            replica: count
+            for replica, count in self._lost_counts.items()
+            if count >= 0 and replica not in self._counts
+        }
+        return self._lost_counts | self._counts
 
     def _promise(self) -> str:
         """Its commits survive: `replicas`, a failover of the store; `disk`, a restart."""
@@ -182,7 +223,7 @@ class Writer:
         async with self._turn:
             self._check_lease()
             verified = await self.link.function("begin_claim", owner) if owner else None
-            failures = 0
+            failures, before = 0, dict[str, bytes]()
             while failures < ATTEMPTS_MAX:
                 await self._replay()
                 streams = await self._owned_by(owner)
@@ -191,20 +232,28 @@ class Writer:
                         await self.link.function("end_claim", owner)
                     return []
                 known = await self._look_up(streams, is_fresh=True)
-                claimed = await self._give(owner, known, verified)
+                claimed = await self._give(owner, streams, known, verified)
                 if claimed:
                     return sorted(claimed, key=lambda record: record.number)
-                failures += claimed is None
+                failures += claimed is None or streams == before
+                before = streams
             raise StoreAway(f"{self._servers.address}: other replicas claim the same streams")
 
-    async def _owned_by(self, owner: str) -> list[str]:
-        """Some streams of an owner: those that run, then the others, in the order of numbers."""
+    async def _owned_by(self, owner: str) -> dict[str, bytes]:
+        """Some streams of an owner, with their members of its index.
+
+        Those that run come first, then the others, in the order of numbers.
+        """
         index = f"{self._prefix}o:{owner}"
         members = await self.link.call(b"ZRANGE", index, 0, STREAMS_AT_ONCE - 1)
-        return [codec.stream_in(each[1:]) for each in members]
+        return {codec.stream_in(each[1:]): each for each in members}
 
     async def _give(
-        self, owner: str, known: Mapping[str, Known], verified: bytes | None
+        self,
+        owner: str,
+        members: Mapping[str, bytes],
+        known: Mapping[str, Known],
+        verified: bytes | None,
     ) -> list[Record] | None:
         """Claim streams of an owner; those that are evicted have none from now on. None: again."""
         batch = self._batch(known)
@@ -221,7 +270,8 @@ class Writer:
             record = replace(record, owner=self.replica, fence=record.fence + 1)
             batch.replace(record)
             claimed.append(record)
-        if not await self._write(batch, ("I", owner), is_freeing=True):
+        others = ["I", owner, *_unindexed(owner, members, known)]
+        if not await self._write(batch, others, is_freeing=True):
             return None
         self._remember_claims(claimed)
         return claimed
@@ -281,6 +331,7 @@ class Writer:
         """See `Journal.release`."""
         async with self._turn:
             name, failures, is_told = self.replica, 0, False
+            before: dict[str, bytes] = {}
             while streams := await self._owned_by(name):
                 await self._replay()
                 known = await self._look_up(streams)
@@ -291,7 +342,10 @@ class Writer:
                 batch = self._batch(known)
                 for record in theirs:
                     batch.replace(_freed(record))
-                failures += not await self._write(batch, ("I", name), is_freeing=True)
+                others = ["I", name, *_unindexed(name, streams, known)]
+                is_done = await self._write(batch, others, is_freeing=True)
+                failures += not is_done or streams == before
+                before = streams
                 if self.replica != name:  # others have claimed the rest
                     return
                 if failures == ATTEMPTS_MAX:
@@ -347,7 +401,10 @@ class Writer:
             self._is_torn = self._is_torn or not is_all
             self._doubtful.update(self._owned)
             streams = {change.stream: None for change in changes if change.stream is not None}
-            batch = self._batch(await self._look_up(streams))
+            known = await self._look_up(streams)
+            if self._replay_since is None:  # claimed meanwhile
+                return
+            batch = self._batch(known)
             for change in changes:
                 batch.apply(change)  # a refused one is of a stream that others own by now
             if await self._write(batch, (), is_freeing=True):
@@ -414,10 +471,11 @@ class Writer:
         self, name: str, marks: list[Any], operations: list[Any], *, is_last: bool
     ) -> bool:
         number = self._number = self._number + 1
+        replica = self.replica
         commands: list[Sequence[Any]] = [
             self.link.function_command(
                 name,
-                self.replica,
+                replica,
                 number,
                 self._confirmed,
                 len(marks) // 2,
@@ -428,6 +486,8 @@ class Writer:
         if self._replicas_acked and is_last:
             commands += self._waits()
         (status, *details), *waited = await self.link.calls(commands)
+        if replica != self.replica:  # claimed meanwhile: the answer is not for the new name
+            return False
         match status:
             case b"done":
                 self.bytes, self.anonymous_bytes = details
@@ -503,6 +563,16 @@ def looked_up(stream: str, answer: Sequence[bytes | None]) -> Known:
 
 def _fenced(change: Change) -> Fenced:
     return Fenced(f"stream {(change.stream or '')[:8]}…: the streams of this replica were claimed")
+
+
+def _unindexed(
+    owner: str, members: Mapping[str, bytes], known: Mapping[str, Known]
+) -> Iterable[Any]:
+    """The operations that remove members of an owner's index whose streams are not its own."""
+    for stream, member in members.items():
+        record = known[stream].record
+        if record is None or record.owner != owner:
+            yield from ("Z", owner, stream, member)
 
 
 def _may_rest(record: Record) -> bool:

@@ -245,7 +245,7 @@ async def test_a_replica_that_has_lost_its_lease_stops_handlers_that_send_nothin
     first = await theirs.dial(POSITIONS)
     await first.begin(1, "step")
     await wait_all_tasks_blocked()
-    del replicas.store.counts[theirs.name]
+    replicas.store.mark_claimed(theirs.name)
     await trio.sleep(LEASE_S)
     assert theirs.steps.was_cancelled
     assert theirs.streams == []
@@ -261,7 +261,7 @@ async def test_a_replica_that_has_lost_its_lease_lets_the_clients_go_that_follow
     talker = await resumed(ours, stream, after=0)
     await talker.announced()
     former = ours.name
-    del replicas.store.counts[former]
+    replicas.store.mark_claimed(former)
     await trio.sleep(LEASE_S)
     assert ours.name != former
     assert await talker.end() == []
@@ -270,6 +270,33 @@ async def test_a_replica_that_has_lost_its_lease_lets_the_clients_go_that_follow
     theirs.steps.finish()
     await talker.answer(1)
     assert said(talker.seen) == ["under the new name"]
+
+
+async def test_streams_that_are_gone_are_followed_no_more(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "step")
+    talker = await resumed(ours, stream, after=0)
+    await talker.announced()
+    [listener] = [each for each in replicas.store.listeners if each.replica == ours.name]
+    assert listener._followed == {stream["streamId"]}
+    [held] = theirs.running.engine._streams.index
+    theirs.running.engine._streams._forget(held)
+    await trio.sleep(LEASE_S)
+    assert listener._followed == set()
+
+
+async def test_a_replica_that_has_lost_its_lease_follows_nothing_more(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "step")
+    await (await resumed(ours, stream, after=0)).announced()
+    [listener] = [each for each in replicas.store.listeners if each.replica == ours.name]
+    replicas.store.mark_claimed(ours.name)
+    await trio.sleep(LEASE_S)
+    assert listener._followed == set()
 
 
 async def test_a_post_of_the_dead_attaches_no_client_for_ever(

@@ -1,5 +1,6 @@
 """The stores that a journal is opened in: their settings, users, forms and addresses."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from streams.journal.records import Ack, Create
 from streams.journal.redis import codec, library, open_redis_journal
 from streams.journal.redis.journal import RedisJournal
 from tests.rigs.journals import append, applied, lines, read_all, record, until_done
-from tests.rigs.redis_servers import KINDS, Server, cluster, running, sentinel
+from tests.rigs.redis_servers import KINDS, Server, cluster, cluster_url, running, sentinel
 
 PATIENCE_S = 60.0
 
@@ -130,9 +131,56 @@ async def test_a_unix_socket_and_another_database(kind: str, tmp_path: Path) -> 
 
 async def test_a_store_that_is_away_is_unavailable_at_once(tmp_path: Path) -> None:
     server = Server("redis", tmp_path)
-    with pytest.raises(Unavailable, match=f"no connection to 127.0.0.1:{server.port}"):
+    for url in (server.url, cluster_url([server]), f"redis+sentinel://{server.url[8:]}/main"):
+        with pytest.raises(Unavailable) as caught:
+            async with open_redis_journal(url):
+                pass
+        assert f"no connection to 127.0.0.1:{server.port} (connection refused)" in str(caught.value)
+        assert str(caught.value).count(url) == 1
+
+
+async def test_tls_to_a_port_without_it_is_said(tmp_path: Path) -> None:
+    with running("redis", tmp_path) as server:
+        url = f"rediss://127.0.0.1:{server.port}"
+        with pytest.raises(Unavailable, match="is it a port for TLS"):
+            async with open_redis_journal(url, call_s=1.0):
+                pass
+
+
+async def test_a_cancelled_connect_leaves_nothing_open(tmp_path: Path) -> None:
+    """A buffer of coredis that stays open is reported when it is collected."""
+    with running("redis", tmp_path) as server:
+        with trio.move_on_after(0.2):  # within the handshake of TLS, which gets no answer
+            async with open_redis_journal(f"rediss://127.0.0.1:{server.port}"):
+                pass
+    gc.collect()
+
+
+async def test_a_refused_password_names_the_form_of_the_url(tmp_path: Path) -> None:
+    with running("redis", tmp_path, "--requirepass", "secret") as server:
+        host = f"127.0.0.1:{server.port}"
+        assert "write redis://user:password@host" in await refusal(f"redis://{host}")
+        found = await refusal(f"redis+sentinel://{host}/main")
+        assert "write redis+sentinel://user:password@host/SERVICE" in found
+        assert "?sentinel_password=" in found
+
+
+async def test_a_prefix_without_a_journal_gets_none_to_look_at_it(tmp_path: Path) -> None:
+    with running("redis", tmp_path) as server:
+        found = await refusal(server.url, only_existing=True, prefix="typo")
+        assert "has no journal under the prefix typo" in found
+        assert server.ask("DBSIZE") == b":0\r\n"
         async with open_redis_journal(server.url):
             pass
+        async with open_redis_journal(server.url, only_existing=True):
+            pass
+
+
+async def test_a_journal_that_cannot_be_opened_leaves_no_replica(tmp_path: Path) -> None:
+    with running("redis", tmp_path) as server:
+        server.ask("SET", "{mcp-streams}:copying", "1")
+        assert "unfinished copy" in await refusal(server.url)
+        assert server.ask("EXISTS", "{mcp-streams}:replicas") == b":0\r\n"
 
 
 # Settings
@@ -305,17 +353,17 @@ async def test_many_replicas_load_the_functions_at_once(kind: str, tmp_path: Pat
                 done.set()
 
 
-def test_a_missing_coredis_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["coredis", "anyio"])
+def test_a_missing_extra_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         found = await refusal("redis://user:secret@127.0.0.1")
         assert "pip install 'mcp-streams[redis]'" in found
         assert "secret" not in found
 
     for name in list(sys.modules):
-        if name.partition(".")[0] == "coredis" or name.startswith("streams.journal.redis."):
+        if name.partition(".")[0] == missing or name.startswith("streams.journal.redis."):
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "coredis", None)
-    monkeypatch.setitem(sys.modules, "coredis.connection", None)
+    monkeypatch.setitem(sys.modules, missing, None)
     trio.run(main)
 
 
