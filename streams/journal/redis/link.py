@@ -206,8 +206,8 @@ class Servers:
             _close_buffers(connection)
             cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
             meant = meaning(cause, self.address)
-            # A store that once took the password may have restarted without its users: replicas wait
-            # until it is mended, and do not all end at once.
+            # A store that once took the password may have restarted without its users: replicas
+            # wait until it is mended, and do not all end at once.
             if isinstance(cause, AuthenticationError) and self._connected_at > -math.inf:
                 raise StoreAway(str(meant)) from error
             if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
