@@ -131,6 +131,11 @@ class Keyring:
         self._keys = other._keys
         self.__dict__.pop("identity", None)  # which is cached
 
+    @property
+    def fingerprints(self) -> list[str]:
+        """The first 8 hex digits of the SHA-256 of each key, which reveal nothing of it."""
+        return [hashlib.sha256(key).hexdigest()[:8] for key in self._keys]
+
     def token(self, stream_id: str) -> str:
         """The resume token of a stream: url-safe base64 of 256 bits, without padding."""
         return _hash(self._keys[0], stream_id).decode()

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from streams.cli.base import DONE, complain, nearest
-from streams.journal.addresses import checked, is_url
+from streams.journal.addresses import checked, checked_path, is_url
 from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
 from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
 
@@ -220,7 +220,7 @@ class Sharing:
                         f"--{name.replace('_', '-')} is for a journal that replicas share: name a "
                         "store with --journal redis://HOST:PORT/0."
                     )
-            return {**given, "journal": None if journal is None else Path(journal)}
+            return {**given, "journal": None if journal is None else checked_path(journal)}
         lease_s = LEASE_S if self.lease is None else self.lease
         if not LEASE_MIN_S <= lease_s <= LEASE_MAX_S:
             raise ValueError(f"--lease: write seconds, {LEASE_MIN_S:g} to {LEASE_MAX_S:g}.")
@@ -241,7 +241,7 @@ def file_of(journal: str | None) -> Path | None:
             "--journal: the calls of a wrapped server are bound to the machine that runs it, so "
             "their journal is a file: name one, or leave the option out. Stores are for `serve`."
         )
-    return None if journal is None else Path(journal)
+    return None if journal is None else checked_path(journal)
 
 
 NO_AUTH: Final = Auth()

@@ -35,7 +35,7 @@ from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
 from streams.errors import Conflict, Gone, Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal, News, Post
-from streams.journal.records import Record, Restore
+from streams.journal.records import Outcome, Record, Restore
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
@@ -388,6 +388,9 @@ class Replicas:
                 claim = partial(self._journal.claim, owner)
                 if records := await patiently(partial(self._or_doubt, claim)):
                     self._claims[owner] = None
+                    running = sum(each.outcome is Outcome.LIVE for each in records)
+                    told = {"running": running, "ended": len(records) - running}
+                    log.info("took over calls", of=owner or "released", **told)
                     await self._adopt(records)
 
     async def _or_doubt(self, own: Callable[[], Awaitable[_T]]) -> _T:
@@ -400,7 +403,6 @@ class Replicas:
 
     async def _adopt(self, records: Sequence[Record]) -> None:
         """These streams are ours from now on: their calls go on, or end as interrupted."""
-        log.info("took over calls", streams=len(records))
         for record in records:
             self._adopting.setdefault(record.stream, [])
         async with trio.open_nursery() as nursery:

@@ -5,17 +5,31 @@ relay loads it.
 """
 
 import re
+from pathlib import Path
 from typing import Final
 
 SCHEMES: Final = "redis://, rediss://, valkey://, valkeys://, redis+sentinel:// or redis+cluster://"
 _URL: Final = re.compile(r"(?:redis|valkey)s?(?:\+(?:sentinel|cluster))?://", re.IGNORECASE)
 _SOCKET: Final = re.compile(r"(?:redis\+)?unix:///", re.IGNORECASE)
+# Like an address without its scheme, or a URL that lacks a slash.
+_ALMOST: Final = re.compile(r"[\w.-]+:[0-9]{1,5}(?:/[0-9]*)?$|(?:redis|valkey)s?(?:\+\w+)?:/")
 _SHOWN_PARAMETERS: Final = ("prefix", "db", "ca", "cluster")  # any other may be a secret
 
 
 def is_url(journal: str) -> bool:
     """Whether a journal is named by a URL, and not by the path of a file."""
     return "://" in journal
+
+
+def checked_path(journal: str) -> Path:
+    """The path of a file. Raises `ValueError` for what looks like a store, unless it exists."""
+    path = Path(journal)
+    if _ALMOST.match(journal) and not path.exists():
+        raise ValueError(
+            "--journal: this is no path of a file, and no URL of a store: write "
+            "redis://HOST:PORT/0 for a store, or ./NAME for a file."
+        )
+    return path
 
 
 def checked(url: str) -> str:

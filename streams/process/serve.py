@@ -43,7 +43,7 @@ from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
-from streams.server.storage import Keys, Place, open_storage
+from streams.server.storage import Keys, Place, import_client, open_storage
 from transports import http, stdio, websocket
 from transports.relay import owner
 
@@ -73,6 +73,7 @@ def run(options: Options) -> None:
     fds = stdio.claim_standard_streams() if options.stdio else None
     down = trio.Event()
     server = load(options, on_down=down.set)
+    import_client(options.store or "")
     _tune()
     let_children_end()
     _raise_descriptors(server.limits.connections_max)

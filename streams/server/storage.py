@@ -5,8 +5,9 @@ The keys are in a file beside a file, and in the store; `key_file` is another fi
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Keys:
 
     def __init__(self, keyring: Keyring, read: Callable[[], Awaitable[Keyring]] | None) -> None:
         self.keyring = keyring
+        self.store: Any = None  # whose other replicas should have the same keys and lease
         self._read = read
 
     async def reload(self) -> bool:
@@ -55,8 +57,39 @@ class Keys:
             log.error("the keys in use stay", why=str(error))
             return False
         self.keyring.change_to(found)
-        log.info("the keys were read again")
+        log.info(
+            "the keys were read again", keys=len(found.fingerprints), first=found.fingerprints[0]
+        )
+        await self.compare()
         return True
+
+    async def compare(self) -> None:
+        """Warn if another replica that lives has other keys, or another lease."""
+        if self.store is None:
+            return
+        marks = self.keyring.fingerprints
+        ours = {"lease_s": f"{self.store.lease_s:g}", "keys": " ".join(marks)}
+        try:
+            others = await self.store.compare(ours)
+        except Unavailable as error:
+            log.info("the settings of other replicas are unknown", why=str(error))
+            return
+        for replica, theirs in others.items():
+            other = theirs.get("keys", "").split()
+            # While keys are changed, one has more of them, and accepts the tokens of the other.
+            if other and (other[0] not in marks or marks[0] not in other):
+                told = {"ours": marks[0], "theirs": other[0]}
+                log.warning("another replica has other keys: tokens fail", replica=replica, **told)
+            if (lease_s := theirs.get("lease_s", ours["lease_s"])) != ours["lease_s"]:
+                told = {"ours": ours["lease_s"], "theirs": lease_s}
+                log.warning("another replica has another lease", replica=replica, **told)
+
+
+def import_client(journal: str) -> None:
+    """Import the client of a store, which takes a while: before the watchdog looks."""
+    if is_url(journal):
+        with suppress(ImportError):  # opening the journal says what is missing
+            import_module("streams.journal.redis.journal")
 
 
 @asynccontextmanager
@@ -70,7 +103,10 @@ async def open_storage(place: Place, limits: Limits) -> AsyncIterator[tuple[Jour
         async with AsyncExitStack() as stack:
             store = await at_start(lambda: stack.enter_async_context(open_store(place, limits)))
             keys = await at_start(partial(_keys_of_store, store, place))
-            log.info("the journal is in a store", promise=store.describe())
+            keys.store = store
+            tell = log.warning if store.is_volatile else log.info
+            tell("the journal is in a store", promise=store.describe(), replica=store.replica)
+            await keys.compare()
             yield store, keys
     else:
         path = Path(name)

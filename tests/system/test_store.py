@@ -4,6 +4,7 @@ The password of the store is in the URL, and must be nowhere else.
 """
 
 import base64
+import hashlib
 import json
 import os
 import re
@@ -221,6 +222,8 @@ def test_an_owner_that_cannot_start_says_why_without_the_password(state: Path, s
         (("attach", "stdio:true", "--journal=redis://h/0"), "their journal is a file"),
         (("serve", APP, "--journal=http://:hunter2@h/0"), "is no store: name a file, or a URL"),
         (("serve", APP, "--journal=redis:///0"), "there is no host"),
+        (("serve", APP, "--journal=127.0.0.1:6379"), "write redis://HOST:PORT/0 for a store"),
+        (("wrap", "--journal=redis:/h", "--", "true"), "write redis://HOST:PORT/0 for a store"),
         (("serve", APP, "--lease=2"), "--lease is for a journal that replicas share"),
         (("serve", APP, "--journal=a.db", "--lease=2"), "--lease is for a journal that replicas"),
         (("serve", APP, "--replicas-acked=1"), "--replicas-acked is for a journal that replicas"),
@@ -387,6 +390,33 @@ def test_keys_that_cannot_be_read_change_nothing(tmp_path: Path, store: str) -> 
             peer.initialize(POSITIONS)
             started = start(peer, "count", n=1)
             assert started.token == Keyring([b"a" * 32]).token(started.stream)
+
+
+def test_a_replica_that_differs_from_others_is_told_of(tmp_path: Path, store: str) -> None:
+    key_file = tmp_path / "keys"
+    write(key_file, b"a")
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    differing = (f"--key-file={key_file}", "--lease=3")
+    with (
+        ServerProcess(one, store=store) as first,
+        ServerProcess(other, store=store, options=differing) as second,
+    ):
+        second.hear("another replica has other keys: tokens fail")
+        second.hear("another replica has another lease")
+        [told] = [line for line in first.log if "the journal is in a store" in line]
+        [warning] = [line for line in second.log if "another lease" in line]
+        assert told.split("replica=")[1].split()[0] == warning.split("replica=")[1].split()[0]
+        assert "ours=3 " in warning
+        assert "theirs=2\n" in warning
+        assert not any("has other keys" in line for line in first.log)
+        write(key_file, b"b", b"a")
+        second.send(signal.SIGHUP)
+        second.hear("the keys were read again")
+        [again] = [line for line in second.log if "the keys were read again" in line]
+        first_key = hashlib.sha256(b"b" * 32).hexdigest()[:8]
+        assert f"first={first_key} keys=2" in again
 
 
 def test_a_file_of_keys_that_is_missing_is_not_made(tmp_path: Path, store: str) -> None:

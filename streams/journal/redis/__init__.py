@@ -20,6 +20,7 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 | `s:<session>`, `sg:<session>` | hash | a session, and its grants |
 | `sessions`, `sp:<principal>` | sorted set | sessions by when they expire |
 | `replicas`, `commits` | hash | of each replica that lives: renewals, its last commit |
+| `settings` | hash | of each replica: what should be the same at all |
 | `epochs`, `schemas` | hash | of each replica: its epoch, the newest schema that it knows |
 | `gone` | sorted set | replicas whose streams were claimed, by when they are forgotten |
 | `in:<replica>` | stream | posts to a replica; `in:` are for streams that wait for an owner |

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from streams.errors import JournalError, JournalUnusable, StoreAway
@@ -120,6 +121,12 @@ class RedisJournal:
         settings = self._writer.settings
         assert settings is not None
         return described(settings, self._servers.address, self._durability, self._replicas_acked)
+
+    @property
+    def is_volatile(self) -> bool:
+        """Whether a crash of the store loses all since its last snapshot."""
+        settings = self._writer.settings
+        return settings is not None and settings.is_append_only is False
 
     # Room
 
@@ -327,6 +334,22 @@ class RedisJournal:
         return int(found)
 
     # Other replicas
+
+    async def compare(self, settings: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
+        """Tell other replicas the settings of this one, and return those of each that is known."""
+        key, ours = self._prefix + "settings", self.replica.encode()
+        told, known, _ = await self._calls(
+            (b"HGETALL", key),
+            (b"HKEYS", self._prefix + "replicas"),
+            (b"HSET", key, ours, msgspec.json.encode(settings)),
+        )
+        if gone := [each for each in told if each not in known and each != ours]:
+            await self._calls((b"HDEL", key, *gone))
+        return {
+            each.decode(): msgspec.json.decode(body, type=dict[str, str])
+            for each, body in told.items()
+            if each in known and each != ours
+        }
 
     async def follow(self, stream: str) -> Record | None:
         self._check_open()

@@ -1,8 +1,10 @@
 """URLs of stores are recognized, and shown without their secrets."""
 
+from pathlib import Path
+
 import pytest
 
-from streams.journal.addresses import checked, is_url, without_secrets
+from streams.journal.addresses import checked, checked_path, is_url, without_secrets
 from streams.logs import redacted
 
 SECRET = "hunter2"
@@ -53,6 +55,28 @@ def test_other_urls_are_refused_without_their_secrets(url: str) -> None:
     with pytest.raises(ValueError, match="://") as refused:
         checked(url)
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["127.0.0.1:16379", "store:6379", "store.example:6379/0", "redis:/host", "valkeys:/:hunter2@h"],
+)
+def test_an_address_without_its_scheme_is_no_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="write redis://HOST:PORT/0") as refused:
+        checked_path(name)
+    assert SECRET not in str(refused.value)
+    if "/" not in name:
+        Path(name).touch()
+        assert checked_path(name) == Path(name), "it exists"
+    assert checked_path(f"./{name}") == Path(name)
+
+
+@pytest.mark.parametrize("path", ["a.db", "redis", "redis:journal", "a:b/c", "C:/a.db", "day:1.db"])
+def test_other_names_are_those_of_files(path: str) -> None:
+    assert checked_path(path) == Path(path)
 
 
 @pytest.mark.parametrize("path", ["journal.db", "/var/lib/a.db", "redis", "redis:journal", "a:b/c"])
