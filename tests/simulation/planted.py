@@ -12,10 +12,10 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from streams.engine import operations
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import Event, StreamState
+from streams.engine.operations import Operations
 from streams.engine.posts import Taker
 from streams.engine.replicas import Replicas
 from streams.engine.stream import Stream
@@ -312,11 +312,11 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
 def the_older_wins(patch: pytest.MonkeyPatch) -> None:
     """A new reader is refused while another one is attached."""
 
-    def displace_none(stream: Stream, *_: Any) -> None:
+    def displace_none(_self: Operations, stream: Stream, *_: Any) -> None:
         if stream.delivery is not None:
             raise refusal("superseded")
 
-    patch.setattr(operations, "_displace", displace_none)
+    patch.setattr(Operations, "_displace", displace_none)
 
 
 # Replicas, which `simulate(seed, is_shared=True)` finds
