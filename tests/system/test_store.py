@@ -487,7 +487,7 @@ def test_the_command_goes_on_behind_messages_that_the_store_has_lost(
         (tmp_path / "begin").touch()
         wait_until("the call has eight rows", (tmp_path / "half").exists)
         losing.ask("FLUSHALL")
-        server.hear("the store has lost changes of a stream")
+        server.hear("the store has gone back")
         (tmp_path / "go").touch()
         done = run("resume", "build-1", *(("--json",) if as_json else ()))
     assert (done.returncode, "built" in done.stdout) == (0, True), done
