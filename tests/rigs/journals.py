@@ -141,13 +141,17 @@ class Restarting:
 
     def __init__(self, journal: RedisJournal) -> None:
         self._journal = journal
+        self.rested: list[Record] = []  # streams that the last claim has left without an owner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
 
     async def claim(self) -> Sequence[Record]:
+        owned = await self._journal.owned(after=0, limit=99)
+        resident = {record.stream for record in owned if record.due_at is None}
         await self._journal.release()
         records: list[Record] = []
+        self.rested = []
         while piece := await self._journal.claim():
             records += piece
         for record in await self._journal.due(limit=99):
@@ -156,6 +160,8 @@ class Restarting:
             assert taken.due_at is not None
             again = Evict(taken.stream, taken.fence, taken.due_at, taken.is_read)
             await applied(self._journal, again)
+            if taken.stream in resident:
+                self.rested.append(msgspec.structs.replace(_without_owner(taken), due_at=None))
         return sorted(map(_without_owner, records), key=lambda record: record.number)
 
     async def find(self, stream: str) -> Record | None:
@@ -177,6 +183,14 @@ def lone_journals(url: str) -> OpenJournal:
             yield cast(Journal, Restarting(journal))
 
     return open_lone_journal
+
+
+async def taken_over(journal: Journal) -> list[Record]:
+    """The streams in memory after a restart, also those that have ended, which a shared journal
+    leaves without an owner until their clients come.
+    """
+    claimed = [*await journal.claim(), *getattr(journal, "rested", ())]
+    return sorted(claimed, key=lambda record: record.number)
 
 
 async def applied(journal: Journal, *changes: Change) -> None:
