@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)-demo
 # What starts real servers, fakes crashes or waits for a disk: part of `make test` alone.
-SLOW := tests/system tests/wire tests/acceptance tests/sdk
+SLOW := tests/system tests/wire tests/acceptance tests/sdk tests/simulation tests/unit/journal/redis
 
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
