@@ -7,8 +7,10 @@ receives the news of the journal, and sends and handles the posts between replic
 
 An owner sees a client that is attached at another replica as a `RemoteFollower`.
 
-A lease needs no clock that replicas share. Each replica counts up, and one whose count stands still
-for `lease_s` of another's own time, in which that one could use the journal, is gone.
+A lease needs no clock that replicas share. Each replica counts up. It is gone if its count has not
+changed for `lease_s`, measured by a replica that could use the store all that time.
+
+It is one file because leases, take-overs, news and posts change the same tables of streams.
 """
 
 import itertools

@@ -114,7 +114,12 @@ class Writer:
         before, self.settings = self.settings, await look(link)
         if before is not None and before.server != self.settings.server:
             self._moved()
-        check(self.settings, self._servers.address, self._durability, self._replicas_acked)
+        try:
+            check(self.settings, self._servers.address, self._durability, self._replicas_acked)
+        except JournalUnusable as error:
+            if before is None:
+                raise
+            raise StoreAway(str(error)) from error  # a replica that runs waits until it is mended
         server = self.settings.server or new_name()
         epoch, *counts = await link.function("open", codec.SCHEMA, server)
         self.epoch = int(epoch)

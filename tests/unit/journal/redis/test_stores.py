@@ -11,7 +11,7 @@ import pytest
 import trio
 import trustme
 
-from streams.errors import JournalUnusable, StreamsError, Unavailable
+from streams.errors import JournalUnusable, StoreAway, StreamsError, Unavailable
 from streams.journal.records import Ack, Create
 from streams.journal.redis import codec, library, open_redis_journal
 from streams.journal.redis.journal import RedisJournal
@@ -269,6 +269,20 @@ async def test_keys_of_another_program_are_refused(kind: str, tmp_path: Path) ->
             server.ask("HSET", "{mcp-streams}:r:s", "p", "nonsense")
             with pytest.raises(JournalUnusable, match="another program"):
                 await journal.find("s")
+
+
+async def test_a_replica_that_runs_waits_while_a_store_may_delete_keys(
+    kind: str, tmp_path: Path
+) -> None:
+    with running(kind, tmp_path) as server:
+        async with open_redis_journal(server.url) as journal:
+            await applied(journal, Create(record()))
+            server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+            journal._writer.link.drop()
+            with pytest.raises(StoreAway, match="allkeys-lru"):
+                await journal.commit([append(1, 1)])
+            server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            await until_done(lambda: applied(journal, append(1, 1)))
 
 
 async def test_a_newer_schema_is_refused(kind: str, tmp_path: Path) -> None:
