@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from streams.errors import JournalError, JournalUnusable, StoreAway
+from streams.errors import Full, JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
@@ -72,6 +72,7 @@ class RedisJournal:
         self._posted = 0
         self._post_base = new_name(4)
         self._is_closed = False
+        self._known_keys: bytes | None = None
         self._used: int | None = None  # bytes of memory, of the store
         self._maxmemory: int | None = None
         self._has_written = trio.Event()
@@ -203,6 +204,8 @@ class RedisJournal:
     async def renew(self) -> Mapping[str, int] | None:
         self._check_open()
         await self._renew_turns()
+        if self._writer.has_gone_back:
+            await self._put_keys_back()
         return await self._writer.renew(self._reader)  # last: its answer must not get lost
 
     # Reading
@@ -436,13 +439,23 @@ class RedisJournal:
     async def keys(self) -> bytes | None:
         """The content of a key file that `save_keys` has kept; None before."""
         [found] = await self._calls((b"GET", self._prefix + "keys"))
+        if found is not None:
+            self._known_keys = bytes(found)
         return None if found is None else bytes(found)
 
     async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
         """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
         self._check_open()
         kept = await self._writer.link.function("save_keys", content, replaces or b"")
-        return bytes(kept or b"")
+        self._known_keys = bytes(kept or b"")
+        return self._known_keys
+
+    async def _put_keys_back(self) -> None:
+        """Give the keys to a store that has lost them, before one that starts makes others."""
+        if self._known_keys is not None:
+            with suppress(Full):
+                await self.save_keys(self._known_keys, replaces=None)
+        self._writer.has_gone_back = False
 
     async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
         """The records of all streams with numbers above `after`, in that order, with their names.

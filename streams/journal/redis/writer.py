@@ -83,6 +83,7 @@ class Writer:
         self.settings: Settings | None = None
         self.bytes = self.anonymous_bytes = 0  # of all streams in the store, as last told
         self.epoch = 0
+        self.has_gone_back = False  # perhaps: what no commit brings back may be lost
         self.has_entered = False  # others may know this replica
         self.wanted: Counter[str] = Counter()  # the wanted streams that it owns, by principal
         self._turn = trio.StrictFIFOLock()
@@ -182,6 +183,7 @@ class Writer:
             self._lost_counts |= self._counts
             self._lost_counts_until = asked_at + 2 * self._lease_s
             self._counts_epoch = int(epoch)
+            self.has_gone_back = True
         if name != self.replica:
             return None
         if state == CLAIMED:
