@@ -35,6 +35,7 @@ WAITAOF_FROM: Final = (7, 2)  # the version of Redis and Valkey that has the com
 # Debian puts some servers into a folder that only root has in its path.
 PATH: Final = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
 
+_CHECKS: Final = "check inter 400ms fastinter 200ms downinter 200ms fall 2 rise 1"
 # As docs/operate/replicas/haproxy.cfg, which a test compares.
 _HAPROXY: Final = """
 defaults
@@ -58,8 +59,7 @@ frontend mcp
 backend streams
     option httpchk GET /health/ready
     timeout check 400ms
-    default-server check inter 400ms fastinter 200ms downinter 200ms fall 2 rise 1
-    default-server on-marked-down shutdown-sessions
+    default-server {checks} on-marked-down shutdown-sessions
 {streams}
 backend sockets
     default-server on-marked-down shutdown-sessions
@@ -279,7 +279,7 @@ def configured(replicas: Sequence[Replica], port: int) -> str:
     sockets = "".join(
         f"    server {one.name} 127.0.0.1:{one.ws} track streams/{one.name}\n" for one in replicas
     )
-    return _HAPROXY.format(port=port, streams=streams, sockets=sockets)
+    return _HAPROXY.format(checks=_CHECKS, port=port, streams=streams, sockets=sockets)
 
 
 def balancer_program() -> str | None:
