@@ -6,18 +6,22 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)-demo
 # What starts real servers, fakes crashes or waits for a disk: part of `make test` alone.
-SLOW := tests/system tests/wire tests/acceptance tests/sdk
+SLOW := tests/system tests/wire tests/acceptance tests/sdk tests/simulation tests/unit/journal/redis
 
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check audit imports simulate bench bench-peers soak recording lock clean
+.PHONY: demo test test-redis test-replicas check audit imports simulate bench bench-peers soak recording lock clean
 
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/mcp-streams demo
 
 test: $(READY)
 	$(PYTEST)
+
+# The servers of these tests with a journal on Redis, and as three replicas behind HAProxy.
+test-redis test-replicas: $(READY)
+	$(PYTEST) --over $(@:test-%=%) tests/wire tests/sdk
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -39,6 +43,7 @@ imports: $(READY)
 # A million virtual seconds: about ten minutes of two cores.
 simulate: $(READY)
 	$(BIN)/python -m tests.simulation --seeds 2000 --seconds 500 --jobs 2
+	$(BIN)/python -m tests.simulation --replicas --seeds 1000 --jobs 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -1,5 +1,6 @@
 """The measured server: tools that send as fast as they can, at a fixed rate, or once."""
 
+import os
 import time
 from typing import Final
 
@@ -45,6 +46,33 @@ async def pace(call: Call, count: int, size: int, per_second: int) -> int:
         await trio.sleep_until(began_at + number / per_second)
         await call.notify(METHOD, timed_params(FIRST + number, time.monotonic_ns(), text))
     return count
+
+
+@server.tool
+async def store(
+    call: Call, count: int, size: int, at_ns: int, is_flushed: bool = False
+) -> list[int]:
+    """Send a message, and the others at `at_ns`. Return when these began, and all were durable.
+
+    Times are of CLOCK_MONOTONIC in nanoseconds. With `is_flushed` each message waits until the one
+    before it is durable.
+    """
+    text = text_for(size)
+    await call.notify(METHOD, params(FIRST, text))
+    await trio.sleep((at_ns - time.monotonic_ns()) / 1e9 if at_ns > time.monotonic_ns() else 0)
+    began_ns = time.monotonic_ns()
+    for number in range(FIRST + 1, FIRST + count):
+        await call.notify(METHOD, params(number, text))
+        if is_flushed:
+            await call.flush()
+    await call.flush()
+    return [began_ns, time.monotonic_ns()]
+
+
+@server.tool
+async def process() -> int:
+    """Return the id of the process that runs the tool."""
+    return os.getpid()
 
 
 @server.tool

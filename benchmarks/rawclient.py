@@ -63,9 +63,12 @@ def stdio(command: Sequence[str], count: int, size: int) -> Resumed:
     return Resumed(*came, seconds)
 
 
-def websocket_lines(url: str, count: int, size: int) -> Resumed:
-    """Over a WebSocket with our own subprotocol, many messages a frame. Raises `Lost`."""
-    return _over_websocket(url, "mcp-streams.v1", count, size)
+def websocket_lines(url: str, count: int, size: int, at: str = "") -> Resumed:
+    """Over a WebSocket with our own subprotocol, many messages a frame. Raises `Lost`.
+
+    `at` is the URL of another replica, where the call is resumed.
+    """
+    return _over_websocket(url, "mcp-streams.v1", count, size, at)
 
 
 def websocket_messages(url: str, count: int, size: int) -> Resumed:
@@ -73,12 +76,12 @@ def websocket_messages(url: str, count: int, size: int) -> Resumed:
     return _over_websocket(url, "mcp", count, size)
 
 
-def _over_websocket(url: str, subprotocol: str, count: int, size: int) -> Resumed:
+def _over_websocket(url: str, subprotocol: str, count: int, size: int, at: str = "") -> Resumed:
     is_numbered = subprotocol != "mcp"
     with contextlib.closing(WebSocket(url, subprotocol)) as peer:
         _introduce(peer, positions=is_numbered)
         left = _leave(peer, count, size)
-    with contextlib.closing(WebSocket(url, subprotocol)) as peer:
+    with contextlib.closing(WebSocket(at or url, subprotocol)) as peer:
         _introduce(peer, positions=is_numbered)
         end = b"}\n" if is_numbered else b"}}}"
         kept, seconds = _resume(peer, left, Kept(count, size), end)

@@ -109,7 +109,8 @@ class WebSocket:
         self._socket = _dial(url)
         host = urlsplit(url).netloc
         self._socket.sendall(
-            f"GET / HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"GET {_path(url)} HTTP/1.1\r\nHost: {host}\r\n"
+            "Upgrade: websocket\r\nConnection: Upgrade\r\n"
             "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
             f"Sec-WebSocket-Protocol: {subprotocol}\r\n\r\n".encode()
         )
@@ -186,6 +187,10 @@ class Http:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def _path(url: str) -> str:
+    return urlsplit(url).path or "/"
 
 
 def _dial(url: str) -> socket.socket:

@@ -106,7 +106,7 @@ def measure(plan: Plan, journals: Sequence[Journal]) -> Results:
 
 def _measure(journal: Journal) -> Figure:
     began = time.monotonic()
-    with _serving(journal) as asked:
+    with serving(str(journal.path), journal.streams) as asked:
         asked.poll(journal.chosen[:1])
         restart_s = time.monotonic() - began
         started_bytes = asked.resident_bytes()
@@ -130,7 +130,7 @@ def _measure(journal: Journal) -> Figure:
         )
 
 
-class _Asked:
+class Asked:
     """A server with requests over its pipes."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -177,19 +177,20 @@ class _Asked:
 
 
 @contextmanager
-def _serving(journal: Journal) -> Iterator[_Asked]:
+def serving(journal: str, streams: int) -> Iterator[Asked]:
+    """A server on a journal with so many idle streams: a path or a URL."""
     command = [sys.executable, "-m", "streams.cli", "serve", APP, "--stdio", "--foreground"]
     names = ("streams_per_principal_max", "streams_max")
-    limits = [f"--limit={name}={2 * journal.streams}" for name in names]
+    limits = [f"--limit={name}={2 * streams}" for name in names]
     with subprocess.Popen(  # nosec B603 # our own program
-        [*command, "--journal", str(journal.path), *limits],
+        [*command, "--journal", journal, *limits],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            asked = _Asked(process)
+            asked = Asked(process)
             asked.ask("initialize", _HELLO)
             yield asked
         finally:

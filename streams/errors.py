@@ -10,6 +10,7 @@
     │   ├── Ended            an append after the final response: a bug in this project
     │   ├── Conflict         an append that leaves a gap: a bug in this project
     │   ├── Unavailable      busy: written wholly or not at all; retry the same call
+    │   │   ├── StoreAway    the store that replicas share is away: retry the same call soon
     │   │   └── Full         the disk is full; retry the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
     │       └── Missing      the journal lacks lines that it should have
@@ -233,6 +234,10 @@ class Unavailable(JournalError):
     """The outcome is unknown: retry the same call, which is idempotent."""
 
 
+class StoreAway(Unavailable):
+    """A store that replicas share is away, or a call changes its replica: try again soon."""
+
+
 class Full(Unavailable):
     """No room on the disk: nothing was written."""
 
@@ -327,11 +332,16 @@ class CallLost(ClientError):
 
 
 class StreamGone(ClientError):
-    """The stream cannot be resumed; `reason` is the wire's (`abandoned`, `messages_gone`, …)."""
+    """The stream cannot be resumed; `reason` is the wire's (`abandoned`, `messages_gone`, …).
 
-    def __init__(self, message: str, reason: str) -> None:
+    `earliest` is the seq of the first message that is left, if the server has told that: a ticket
+    with `after=earliest - 1` goes on with it.
+    """
+
+    def __init__(self, message: str, reason: str, earliest: int | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.earliest = earliest
 
 
 class Superseded(ClientError):

@@ -7,7 +7,8 @@ idempotency key: a copy of the journal does not reveal that key, nor allow to te
 
 The keys are in a file of their own beside the journal, so that a copy of the journal gives access
 to no stream. The file has one key a line, url-safe base64 of 256 bits, the newest first: tokens are
-made with the first key and accepted with any. To change the key, add a line on top.
+made with the first key and accepted with any. To change the key, add a line on top. Replicas of one
+server share their keys, in a file or in the store of their journal.
 """
 
 import base64
@@ -75,6 +76,11 @@ def new_request_id() -> str:
     return secrets.token_urlsafe(12)
 
 
+def new_name(count: int = 8) -> str:
+    """Random bytes in hex: a name that no other replica, or program, chooses."""
+    return secrets.token_hex(count)
+
+
 class Keyring:
     """The keys with which tokens are made and checked."""
 
@@ -92,21 +98,43 @@ class Keyring:
         """
         if path is None:
             return cls([secrets.token_bytes(_KEY_BYTES)])
-        # Imported here (PLC0415): it needs POSIX, and a client, which needs only ids, may not have
-        # that.
-        from streams.permissions import read_secret  # noqa: PLC0415
-
         try:
-            try:
-                content = read_secret(path, FILE_BYTES_MAX, follows_links=False)
-            except FileNotFoundError:
+            content = _read(path, follows_links=False)
+            if content is None:
                 _create(path)
-                content = read_secret(path, FILE_BYTES_MAX, follows_links=False)
-        except UnsafeFile as error:
-            raise JournalUnusable(f"{error}.") from error
+                content = _read(path, follows_links=False)
         except OSError as error:
             raise JournalUnusable(f"The keys in {path} cannot be used: {error}.") from error
-        return cls(_parse(path, content))
+        return cls.parse(content or b"", str(path))
+
+    @classmethod
+    def existing(cls, path: Path, *, follows_links: bool = True) -> "Keyring":
+        """The keys in a file that is not made if it is missing: each replica would make another.
+
+        Raises `JournalUnusable` as `load` does, and for a missing file.
+        """
+        content = _read(path, follows_links=follows_links)
+        if content is None:
+            raise JournalUnusable(
+                f"{path}: there is no such file of keys: make it once, with 32 random bytes as "
+                "url-safe base64, and give it to all replicas."
+            )
+        return cls.parse(content, str(path))
+
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> "Keyring":
+        """The keys in the content of a file. Raises `JournalUnusable`, which says `where`."""
+        return cls(_parse(where, content))
+
+    def change_to(self, other: "Keyring") -> None:
+        """Have the keys of another keyring from now on."""
+        self._keys = other._keys
+        self.__dict__.pop("identity", None)  # which is cached
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """The first 8 hex digits of the SHA-256 of each key, which reveal nothing of it."""
+        return [hashlib.sha256(key).hexdigest()[:8] for key in self._keys]
 
     def token(self, stream_id: str) -> str:
         """The resume token of a stream: url-safe base64 of 256 bits, without padding."""
@@ -195,12 +223,31 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # JSON can contain lone surrogates
 
 
+def new_keys() -> bytes:
+    """The content of a new file of keys: one key."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n"
+
+
+def _read(path: Path, *, follows_links: bool) -> bytes | None:
+    """The content of a file of keys; None if there is no such file. Raises `JournalUnusable`."""
+    # Imported here (PLC0415): it needs POSIX, which a client may not have, and that needs only ids.
+    from streams.permissions import read_secret  # noqa: PLC0415
+
+    try:
+        return read_secret(path, FILE_BYTES_MAX, follows_links=follows_links)
+    except FileNotFoundError:
+        return None
+    except UnsafeFile as error:
+        raise JournalUnusable(f"{error}.") from error
+    except OSError as error:
+        raise JournalUnusable(f"The keys in {path} cannot be used: {error}.") from error
+
+
 def _create(path: Path) -> None:
     """Create the file with one new key; never replace a file."""
-    from streams.files import write_whole  # noqa: PLC0415 (as in `load`)
+    from streams.files import write_whole  # noqa: PLC0415 (as in `_read`)
 
-    key = base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n"
-    write_whole(path, key, _link)
+    write_whole(path, new_keys(), _link)
 
 
 def _link(temporary: str, path: Path) -> None:
@@ -208,11 +255,11 @@ def _link(temporary: str, path: Path) -> None:
         os.link(temporary, path)
 
 
-def _parse(path: Path, content: bytes) -> Sequence[bytes]:
+def _parse(where: str, content: bytes) -> Sequence[bytes]:
     lines = content.split()
     if not lines or len(content) > FILE_BYTES_MAX or not all(map(_KEY.fullmatch, lines)):
         raise JournalUnusable(
-            f"{path} does not hold keys, one a line, each 256 bits as url-safe base64: restore it, "
-            "or delete it, which voids all tokens."
+            f"{where} does not hold keys, one a line, each 256 bits as url-safe base64: restore "
+            "it, or delete it, which voids all tokens."
         )
     return [base64.urlsafe_b64decode(line.rstrip(b"=") + b"=") for line in lines]

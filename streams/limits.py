@@ -6,6 +6,14 @@ import msgspec
 
 MIB = 1024 * 1024
 DAY_S = 86_400.0
+LEASE_S = 2.0  # of a replica, unless it is said otherwise
+# A shorter lease than this expires while a busy machine runs other processes; a longer silence than
+# an hour is one that a client does not wait for.
+LEASE_MIN_S = 0.1
+LEASE_MAX_S = 3600.0
+# When a client tries again while the store of replicas is away. The answer costs no question to
+# the store, and a store that restarts is back within a second or two.
+STORE_RETRY_S = 0.25
 JOURNAL_BYTES_MIN = 16 * MIB  # less has no room for a few long messages and their WAL
 _MAY_BE_ZERO = (
     "journal_bytes_max",

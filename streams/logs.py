@@ -28,6 +28,10 @@ _NAMED_SECRET: Final = re.compile(
     r"(?:(?:bearer|basic)\s+)?|\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}",
     re.IGNORECASE,
 )
+# The user and the password in the URL of a store. It ends at the last @: a password may have any.
+_STORE_SECRET: Final = re.compile(
+    r"\b(?P<scheme>(?:redis|valkey|unix)[a-z+]*://)[^\s\"']*@", re.IGNORECASE
+)
 
 # A peer's words must not move a terminal's cursor, be invisible, or look like other words. So: C0
 # without tab and newline, DEL, C1, marks that change the direction of text, separators of lines and
@@ -121,6 +125,7 @@ def redacted(_: object, __: str, line: str) -> str:
 
     An application that configures structlog by itself puts this processor behind its renderer.
     """
+    line = _STORE_SECRET.sub(r"\g<scheme>", line)
     return _NAMED_SECRET.sub(rf"\g<name>{REDACTED}", _SECRET.sub(REDACTED, line))
 
 

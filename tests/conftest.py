@@ -1,7 +1,9 @@
 """Fixtures of every test."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -9,10 +11,53 @@ import pytest
 import structlog
 
 from streams import Server
-from tests.rigs.journals import OpenJournal, journals
+from tests.rigs import redis_servers, setups
+from tests.rigs.journals import (
+    OpenJournal,
+    OpenReplica,
+    journals,
+    lone_journals,
+    replicas_of,
+    shared_journals,
+)
 from tests.rigs.server import Steps
 
 _numbers = count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--over",
+        choices=list(setups.SETUPS),
+        help="; ".join(f"{name}: {what}" for name, what in setups.SETUPS.items()),
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with the mark `over_stores` in its setups, unless one is chosen."""
+    definition = metafunc.definition
+    mark = definition.get_closest_marker("over_stores")
+    if mark is not None and metafunc.config.option.over is None:
+        names = mark.args or [*setups.SETUPS]
+        names = [name for name in names if not setups.skipped(definition, name)]
+        metafunc.parametrize("server_setup", names, indirect=True, scope="module")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what cannot hold in the setup."""
+    chosen = getattr(item, "callspec", None)
+    name = chosen.params.get("server_setup") if chosen else None
+    reason = setups.skipped(item, name or item.config.option.over or "file")
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_setup(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> Iterator[str]:
+    """How the servers of this module are set up."""
+    name = getattr(request, "param", None) or request.config.option.over or "file"
+    with setups.using(name, store_url):
+        yield name
 
 
 @pytest.fixture(scope="session")
@@ -50,9 +95,36 @@ def steps(server: Server) -> Steps:
     return Steps(server)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
+@pytest.fixture(scope="session")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """The URL of a store of a kind (`redis_servers.STORES`), which all tests share."""
+    with ExitStack() as stack:
+
+        @cache
+        def url_of(kind: str) -> str:
+            folder = tmp_path_factory.mktemp(kind)
+            if kind in redis_servers.KINDS:
+                return stack.enter_context(redis_servers.running(kind, folder)).url
+            nodes = stack.enter_context(redis_servers.cluster("redis", folder))
+            return redis_servers.cluster_url(nodes)
+
+        yield url_of
+
+
+@pytest.fixture(params=["memory", "sqlite", *redis_servers.STORES])
+def open_journal(
+    request: pytest.FixtureRequest, tmp_path: Path, store_url: Callable[[str], str]
+) -> OpenJournal:
+    if request.param in redis_servers.STORES:
+        return lone_journals(store_url(request.param))
     return journals(request.param, tmp_path)
+
+
+@pytest.fixture(params=["memory", *redis_servers.STORES])
+def open_replica(request: pytest.FixtureRequest, store_url: Callable[[str], str]) -> OpenReplica:
+    if request.param in redis_servers.STORES:
+        return replicas_of(store_url(request.param))
+    return shared_journals(request.param)
 
 
 # The longest files come first. A long file that starts last would keep one worker busy alone.

@@ -11,6 +11,8 @@ from benchmarks.suites import (
     live,
     memory,
     mixed,
+    replicas,
+    replicas_idle,
     resume,
     scale,
     storm,
@@ -70,6 +72,14 @@ SUITES: Final = {
             "Memory of a connection that is attached and idle",
             memory.opened,
             rounds=2,
+            warms_up=False,
+        ),
+        Suite("replicas", "Replicas that share a store", replicas.opened),
+        Suite(
+            "replicas-idle",
+            "100,000 idle streams of a message, in a store and in a file",
+            replicas_idle.opened,
+            rounds=1,
             warms_up=False,
         ),
     )

@@ -119,14 +119,16 @@ async def in_runs(call: RunningCall) -> Iterable[bytes]:
     return lines
 
 
-async def resumed_in_hand(served: Served, count: int, size: int, take: Take = one_by_one) -> float:
-    """Messages a second to our client. Raises `Lost`.
+async def resumed_in_hand(
+    served: Served, count: int, size: int, take: Take = one_by_one, *, at: Served | None = None
+) -> float:
+    """Messages a second to our client, which may resume `at` another server. Raises `Lost`.
 
     The call is left after its first message and runs on; the time is that of the resume alone, over
     a connection that is already open.
     """
     ticket = await left(served, count, size)
-    async with Client(served.dialer) as client:
+    async with Client((at or served).dialer) as client:
         while (await client.poll(ticket)).status != "completed":
             await trio.sleep(POLL_EVERY_S)
         began_at = time.perf_counter()

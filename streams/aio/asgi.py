@@ -23,7 +23,6 @@ from collections.abc import (
     MutableMapping,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
@@ -34,16 +33,12 @@ from streams.aio.guest import Guest, is_guest, keep_guest, run_asyncio
 from streams.auth.bearer import Authenticator
 from streams.errors import INTERNAL_ERROR, Refusal, first_of
 from streams.exchange import Admit, AsgiMessage, AsgiReceive, AsgiSend, HttpError
-from streams.journal.contract import Journal
-from streams.journal.memory import MemoryJournal
-from streams.journal.ownership import key_path
-from streams.journal.sqlite import open_sqlite_journal
-from streams.keys import Keyring
-from streams.limits import Durability, Limits
+from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability
 from streams.logs import log
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from streams.server.server import Server
+from streams.server.storage import Place, open_storage
 from transports.http.asgi import AsgiRequests, refuse
 
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -65,6 +60,9 @@ class App:
         *,
         journal: str | Path | None,
         durability: Durability,
+        lease_s: float = LEASE_S,
+        replicas_acked: int = 0,
+        key_file: str | Path | None = None,
         auth_tokens: str | Path | None,
         admit: Admit | None,
         allowed_hosts: Collection[str],
@@ -74,9 +72,17 @@ class App:
             raise ValueError(f"path {path!r}: begin it with a slash, such as /mcp")
         if auth_tokens is not None and admit is not None:
             raise ValueError("auth_tokens and admit: give one of them")
+        if not LEASE_MIN_S <= lease_s <= LEASE_MAX_S:
+            raise ValueError(f"lease_s {lease_s:g}: write {LEASE_MIN_S:g} to {LEASE_MAX_S:g}")
         self._server = server
         self._path = path
-        self._open_journal = partial(_open_journal, journal, durability, server.limits)
+        self._place = Place(
+            journal=journal,
+            durability=durability,
+            lease_s=lease_s,
+            replicas_acked=replicas_acked,
+            key_file=None if key_file is None else Path(key_file),
+        )
         self._admit = admit if auth_tokens is None else _by_tokens(server, Path(auth_tokens))
         self._allowed_hosts = allowed_hosts
         self._allowed_origins = allowed_origins
@@ -175,8 +181,8 @@ class App:
     async def _serving(self) -> AsyncIterator[tuple[RunningServer, AsgiRequests]]:
         limits = self._server.limits
         async with (
-            self._open_journal() as (journal, keyring),
-            self._server.open(journal, keyring) as running,
+            open_storage(self._place, limits) as (opened, keys),
+            self._server.open(opened, keys.keyring) as running,
         ):
             endpoint = HttpEndpoint(running, self._path)
             yield (
@@ -289,23 +295,6 @@ def _at_end_signals(leave: Callable[[], None]) -> Iterator[None]:
         for number, handler in handlers.items():
             if signal.getsignal(number) is handle:
                 signal.signal(number, handler)
-
-
-@asynccontextmanager
-async def _open_journal(
-    path: str | Path | None, durability: Durability, limits: Limits
-) -> AsyncIterator[tuple[Journal, Keyring]]:
-    if path is None:
-        log.info("no journal: streams live as long as this process")
-        yield MemoryJournal(), Keyring.load(None)
-        return
-    async with open_sqlite_journal(
-        Path(path),
-        durability=durability,
-        bytes_max=limits.journal_bytes_max or None,
-        anonymous_bytes_max=limits.anonymous_bytes_max or None,
-    ) as journal:
-        yield journal, Keyring.load(key_path(Path(path)))
 
 
 def _by_tokens(server: Server, path: Path) -> Admit:

@@ -40,9 +40,10 @@ class _KeySet(msgspec.Struct):
 class KeySet:
     """The keys, which `run` reads in a task of its own."""
 
-    def __init__(self, fetch: Callable[[], bytes]) -> None:
-        """`fetch` gives the JSON text, within `FETCH_S`. Raises `OSError`."""
+    def __init__(self, fetch: Callable[[], bytes], url: str = "") -> None:
+        """`fetch` gives the JSON text of `url`, within `FETCH_S`. Raises `OSError`."""
         self._fetch = fetch
+        self._url = url
         self._keys: list[Key] = []
         self._asked_at = -float("inf")
         self._reload_wanted = trio.Event()
@@ -110,7 +111,8 @@ class KeySet:
                 trio.TooSlowError,
             ) as error:
                 why = str(error) or f"no answer within {FETCH_S:g} s"
-                log.error("the keys cannot be read; the former ones stay", why=why[:200])
+                what = "the former ones stay" if self._keys else "no JWT is accepted until they are"
+                log.error(f"the keys cannot be read; {what}", of=self._url, why=why[:200])
             self._asked_at = trio.current_time()
 
 

@@ -348,7 +348,7 @@ class _Guest:
         level = _params(received.message.params).level
         if level in LEVELS:
             self.has_level = True
-            received.session.level = level
+            received.session.set_level(level)
             await received.session.save()
 
     async def _note_subscription(self, received: Received, line: bytes) -> None:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from streams.cli import wrap
 from streams.cli.base import app, complain
-from streams.cli.serving import PATIENT, USUALLY, Hosts, How, Seconds, parts, run
+from streams.cli.serving import PATIENT, USUALLY, Hosts, How, Seconds, file_of, parts, run
 from streams.process.options import TOKEN_VARIABLE, CannotServe, Command, Options, Remote
 
 DAY_S: Final = 86_400.0
@@ -30,7 +30,7 @@ def attach(
     give_up: Seconds = DAY_S,
     rerun: tuple[str, ...] = (),
     offline_start: Annotated[bool, Parameter(negative="--no-offline-start")] = True,
-    journal: Path | None = None,
+    journal: str | None = None,
     name: str | None = None,
     hosts: Hosts = PATIENT,
     how: How = USUALLY,
@@ -71,7 +71,7 @@ def attach(
         reruns = parts(rerun, "--rerun")
         if url.startswith("stdio:"):
             command = _command(url, reruns, has_credentials=bool(token_file or header))
-            options = how.options(app=command, journal=journal, patience=patience)
+            options = how.options(app=command, journal=file_of(journal), patience=patience)
             return run(wrap.placed(options, name))
         _check(url, give_up)
         remote = Remote(
@@ -82,7 +82,7 @@ def attach(
             rerun=reruns,
             offline_start=offline_start,
         )
-        options = how.options(app=remote, journal=journal, patience=patience)
+        options = how.options(app=remote, journal=file_of(journal), patience=patience)
         return run(_placed(options, remote, name))
     except (ValueError, CannotServe) as error:
         return complain(error)

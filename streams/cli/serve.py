@@ -1,19 +1,20 @@
 """`mcp-streams serve`."""
 
-from pathlib import Path
-
 from streams.cli.base import app, complain
 from streams.cli.serving import (
     NO_AUTH,
     NOWHERE,
     PATIENT,
+    UNSHARED,
     USUALLY,
     Doors,
     Hosts,
     How,
+    Replicas,
     Where,
     run,
 )
+from streams.process.options import CannotServe
 
 
 @app.command
@@ -23,7 +24,8 @@ def serve(
     *,
     stdio: bool = False,
     where: Where = NOWHERE,
-    journal: Path | None = None,
+    journal: str | None = None,
+    replicas: Replicas = UNSHARED,
     how: How = USUALLY,
     hosts: Hosts = PATIENT,
     auth: Doors = NO_AUTH,
@@ -41,12 +43,19 @@ def serve(
         Serve one client over standard input and output. The default if neither --ws nor --http is
         given.
     journal
-        The SQLite file that keeps the streams. Without it they live as long as the process.
+        Where streams are kept: a SQLite file, or the URL of a store that replicas share, such as
+        redis://HOST:PORT/0. Without it they live as long as the process. Other users can see a
+        command line: give a URL with a password as MCP_STREAMS_SERVE_JOURNAL.
     """
     try:
-        options = where.options()
-        options["stdio"] |= stdio
+        given = where.options() | replicas.options(journal)
+        given["stdio"] |= stdio
         patience = hosts.settings("timeout" if hosts.patience else "never")
-        return run(how.options(app=app, journal=journal, patience=patience, auth=auth, **options))
-    except ValueError as error:
+        options = how.options(app=app, patience=patience, auth=auth, **given)
+        if options.store is not None and options.is_relay:
+            from streams.process import state
+
+            options = state.beside_store(options)
+        return run(options)
+    except (ValueError, CannotServe) as error:
         return complain(error)

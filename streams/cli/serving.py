@@ -11,8 +11,11 @@ import msgspec
 from cyclopts import Parameter
 
 from streams.cli.base import DONE, complain, nearest
-from streams.limits import Durability, Limits
+from streams.journal.addresses import checked, checked_path, is_url
+from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
 from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
+
+ACKED_MAX: Final = 100  # no store has more replicas
 
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(rf"(-?[0-9]+(?:\.[0-9]*)?|-?\.[0-9]+)({'|'.join(_UNITS)})")
@@ -152,6 +155,8 @@ class Listening:
     allow_origin
         An Origin whose web pages may be clients, such as https://app.example.com: its requests are
         accepted, and over HTTP the responses have the CORS headers that a browser needs.
+    admin
+        HOST:PORT, or a port of loopback, where balancers ask for /health/live and /health/ready.
     """
 
     ws: str | None = None
@@ -162,6 +167,7 @@ class Listening:
     insecure_anonymous: bool = False
     allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = ()
     allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = ()
+    admin: str | None = None
 
     def options(self) -> dict[str, Any]:
         """The options of the process. Raises `ValueError`, which says what is wrong."""
@@ -179,18 +185,76 @@ class Listening:
             "insecure_anonymous": self.insecure_anonymous,
             "allowed_hosts": self.allow_host,
             "allowed_origins": self.allow_origin,
+            "admin": self.admin,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """A journal that several replicas share.
+
+    Parameters
+    ----------
+    lease
+        Seconds after which other replicas take over the streams of one that is silent, 2 by
+        default. All replicas should have the same.
+    replicas_acked
+        How many replicas of the store must have a change before it counts as durable: WAITAOF, or
+        with --durability process WAIT. By default the store's own settings decide.
+    key_file
+        The file with the keys of resume tokens, the same for all replicas. By default the first
+        replica makes them and the store keeps them; with a file as journal, they lie beside it.
+    """
+
+    lease: Seconds | None = None
+    replicas_acked: int | None = None
+    key_file: Path | None = None
+
+    def options(self, journal: str | None) -> dict[str, Any]:
+        """The options of the process, with the journal. Raises `ValueError`."""
+        given = {"key_file": self.key_file}
+        if journal is None or not is_url(journal):
+            for name in ("lease", "replicas_acked"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} is for a journal that replicas share: name a "
+                        "store with --journal redis://HOST:PORT/0."
+                    )
+            return {**given, "journal": None if journal is None else checked_path(journal)}
+        lease_s = LEASE_S if self.lease is None else self.lease
+        if not LEASE_MIN_S <= lease_s <= LEASE_MAX_S:
+            raise ValueError(f"--lease: write seconds, {LEASE_MIN_S:g} to {LEASE_MAX_S:g}.")
+        if self.replicas_acked is not None and not 0 <= self.replicas_acked <= ACKED_MAX:
+            raise ValueError(f"--replicas-acked: write a number, 0 to {ACKED_MAX}.")
+        return {
+            **given,
+            "store": checked(journal),
+            "lease_s": lease_s,
+            "replicas_acked": self.replicas_acked or 0,
+        }
+
+
+def file_of(journal: str | None) -> Path | None:
+    """The journal of a command that has no replicas. Raises `ValueError` for that of a store."""
+    if journal is not None and is_url(journal):
+        raise ValueError(
+            "--journal: the calls of a wrapped server are bound to the machine that runs it, so "
+            "their journal is a file: name one, or leave the option out. Stores are for `serve`."
+        )
+    return None if journal is None else checked_path(journal)
 
 
 NO_AUTH: Final = Auth()
 NOWHERE: Final = Listening()
 USUALLY: Final = Keeping()
 PATIENT: Final = Waiting()
+UNSHARED: Final = Sharing()
 
 Doors = Annotated[Auth, Parameter(name="*")]
 Where = Annotated[Listening, Parameter(name="*")]
 How = Annotated[Keeping, Parameter(name="*")]
 Hosts = Annotated[Waiting, Parameter(name="*")]
+Replicas = Annotated[Sharing, Parameter(name="*")]
 
 
 def run(options: Options) -> int:

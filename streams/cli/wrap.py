@@ -21,6 +21,7 @@ from streams.cli.serving import (
     How,
     Seconds,
     Where,
+    file_of,
     parts,
     run,
 )
@@ -105,7 +106,7 @@ ALONE: Final = Child()
 def wrap(
     *command: str,
     where: Where = NOWHERE,
-    journal: Path | None = None,
+    journal: str | None = None,
     name: str | None = None,
     child: Annotated[Child, Parameter(name="*")] = ALONE,
     hosts: Hosts = PATIENT,
@@ -139,7 +140,7 @@ def wrap(
         patience = hosts.settings("timeout")
         wrapped = child.command(command)
         options = how.options(
-            app=wrapped, journal=journal, patience=patience, auth=auth, **where.options()
+            app=wrapped, journal=file_of(journal), patience=patience, auth=auth, **where.options()
         )
         return _check(options) if check else run(placed(options, name))
     except (ValueError, CannotServe) as error:

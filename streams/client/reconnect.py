@@ -54,7 +54,8 @@ BACKOFF_MAX_S: Final = 30.0
 # it went through may be dead, and the next one may be through a network that is back.
 BESIDE_S: Final = 2.0
 
-# The maximum while a call waits, so that it is resumed soon after an outage.
+# The maximum while a call waits, so that it is resumed soon after an outage. The pauses then double
+# at each second attempt, so that none is much longer than the outage was before it.
 BACKOFF_WAITED_MAX_S: Final = 2.0
 
 # The pause between attempts to make the first connection, to a server that may be starting.
@@ -69,6 +70,9 @@ SILENCE_MAX_S: Final = 300.0
 
 # The pause before a request is repeated, unless the server names another one.
 RETRY_S: Final = 1.0
+
+# After `released` the pause is a random part of this, doubled each time, up to `RETRY_S`.
+RELEASED_FIRST_S: Final = 0.2
 
 
 _HELD: Final = (
@@ -236,7 +240,7 @@ class Reconnector:
     async def _pause(self, attempt: int, left_s: float) -> None:
         """Wait before the next attempt; not for long if a call waits for it."""
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
-        waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_WAITED_MAX_S)
+        waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt // 2, BACKOFF_WAITED_MAX_S)
         self._call_came = trio.Event()
         pause_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_MAX_S)
         with trio.move_on_after(min(left_s, pause_s)):
@@ -570,15 +574,18 @@ class Resumer:
         with trio.CancelScope() as call.resuming:
             await trio.sleep_until(call.not_before)
             give_up_at = trio.current_time() + self._patience_s
+            failures = 0
             while call.is_running and call.connection is not connection:
                 reply = await self._deliver(call, connection)
                 if reply is None:
                     return  # the connection is lost
-                pause_s = self._judge(call, reply)
-                if pause_s is None:
-                    break
                 if call.has_progressed:
                     give_up_at = trio.current_time() + self._patience_s
+                    failures = 0
+                pause_s = self._judge(call, reply, failures)
+                failures += 1
+                if pause_s is None:
+                    break
                 if trio.current_time() + pause_s > give_up_at:
                     call.fail(_as_error(reply))
                     break
@@ -608,17 +615,24 @@ class Resumer:
                 connection.note_event(call)
                 call.connection = None
 
-    def _judge(self, call: RunningCall, reply: Message) -> float | None:
+    def _judge(self, call: RunningCall, reply: Message, failures: int) -> float | None:
         """Seconds until the next attempt after this reply, or None if it ends the call."""
         pause_s = max(self._min_s(call), RETRY_S)
         if reply.kind is Kind.ERROR:
             error = wire.error_of(reply)
+            if error.reason == wire.RELEASED:
+                return self._released_s(call, failures)
             if error.reason in wire.RETRIED or error.reason == wire.LOST:
                 return error.retry_after_s or pause_s
-        elif wire.how_it_ended(reply) == "released":
-            return pause_s
+        elif wire.how_it_ended(reply) == wire.RELEASED:
+            return self._released_s(call, failures)
         call.fail(_as_error(reply))  # does nothing if the final response has come
         return None
+
+    def _released_s(self, call: RunningCall, failures: int) -> float:
+        """The pause after `released`. It is short at first: another replica may have the call."""
+        share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
+        return max(self._min_s(call), share * backoff_s(RELEASED_FIRST_S, failures, RETRY_S))
 
     def _min_s(self, call: RunningCall) -> float:
         """Seconds for which the server wants no resume after a lost connection."""

@@ -47,10 +47,11 @@ _CAPABILITIES: Final = {
     "roots/list": "roots",
 }
 
+# The server has ended a delivery of a stream, which can be resumed.
+RELEASED: Final = "released"
+
 # The client repeats a request after these errors.
-RETRIED: Final = frozenset(
-    {"too_early", "too_many_requests", "id_in_use", "released", "unavailable"}
-)
+RETRIED: Final = frozenset({"too_early", "too_many_requests", "id_in_use", RELEASED, "unavailable"})
 
 # A method that only reads, or that sets what is set already, may be sent a second time.
 HARMLESS: Final = frozenset(
@@ -140,6 +141,7 @@ class _Progress(msgspec.Struct, frozen=True, rename="camel"):
 class _Data(msgspec.Struct, frozen=True, rename="camel"):
     reason: str = ""
     retry_after: float = 0.0
+    earliest_seq: int | None = None
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -158,6 +160,11 @@ class ErrorBody(msgspec.Struct, frozen=True):
     def retry_after_s(self) -> float:
         """Seconds for which the server wants no repeat; 0 if it does not say."""
         return min(max(0.0, self._known.retry_after), PAUSE_MAX_S)
+
+    @property
+    def earliest(self) -> int | None:
+        """The wire's `data.earliestSeq`."""
+        return self._known.earliest_seq
 
     @property
     def _known(self) -> _Data:
@@ -358,7 +365,7 @@ def as_error(error: ErrorBody) -> ClientError:
     if error.reason == "superseded":
         return Superseded(error.message)
     if error.reason in _GONE:
-        return StreamGone(error.message, error.reason)
+        return StreamGone(error.message, error.reason, error.earliest)
     if error.reason == LOST:
         return CallLost(f"{error.message} The call may or may not have run.")
     return CallFailed(error.code, error.message, error.data)

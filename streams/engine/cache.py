@@ -19,6 +19,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final, Protocol
 
+import msgspec
 import trio
 
 from streams.clock import wall
@@ -27,7 +28,7 @@ from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import Refusal
+from streams.errors import Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal
 from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
@@ -40,6 +41,10 @@ LOOK_AGAIN_S: Final = 1.0  # until streams that may still be confirmed are looke
 LOOKED_AT_ONCE: Final = 100  # records
 SWEPT_AT_ONCE: Final = 500  # records, then other tasks have their turn
 PAUSE_S: Final = 0.05
+# How late a stream may expire that another replica has evicted, before it died.
+SWEPT_EVERY_S: Final = 10.0
+LOADS_MAX: Final = 20  # of a stream that changes its owner
+COUNTED_S: Final = 1.0  # how long the streams of other replicas are not counted again
 COUNTED_MAX: Final = 10_000  # principals whose last count of evicted streams is kept
 
 _number = attrgetter("number")
@@ -53,6 +58,21 @@ class Owner(Protocol):
 
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
+
+    def doubt(self) -> None:
+        """The journal may say that we own a stream which is not in memory."""
+
+    async def be_sure(self) -> None:
+        """Wait until it is known which streams are ours: after a pause others may have them.
+
+        Raises `StoreAway` where that cannot be known.
+        """
+
+    async def follow(self, record: Record) -> Stream | None:
+        """The stream of a record that another replica owns, or that has just become ours.
+
+        None where that has changed meanwhile.
+        """
 
     def expire(self, stream: Stream) -> None:
         """A stream is past its deadline."""
@@ -76,6 +96,8 @@ class Cache:
         self._keyring = keyring
         self._limits = limits
         self._owner = owner
+        self._is_shared = bool(journal.replica)
+        self.is_leaving = False  # this replica ends: it must own no stream any more
         self._started_at = trio.current_time()
         self._wall_ahead_s = wall() - self._started_at  # of trio's time, which deadlines are in
         # Streams that may be evicted, in the order of their last use.
@@ -90,13 +112,20 @@ class Cache:
         # count is kept, less `_evictions` of then: each eviction since has added one at most.
         self._counted: dict[str, int] = {}
         self._evictions = 0
+        self._counted_at: dict[str, float] = {}  # in a shared journal
         self._next_due_at = math.inf  # when the next evicted stream is due, in wall time
         self._is_earlier = trio.Event()  # an evicted stream is due before that
 
     # Finding and loading
 
+    @property
+    def _has_others(self) -> bool:
+        """Whether there may be streams that are not in memory."""
+        return self._is_shared or self._streams.evicted > 0
+
     async def find(self, stream_id: str) -> Stream | None:
         """The stream of this id."""
+        await self._owner.be_sure()
         while True:
             stream = self._streams.get(stream_id)
             if stream is not None:
@@ -106,7 +135,7 @@ class Cache:
                 return None
             loading = self._loading.get(stream_id)
             if loading is None:
-                return await self._load(stream_id)
+                return await self._load_surely(stream_id)
             await loading.wait()
 
     async def owned(self, stream_id: str, may_have: Callable[[str], bool]) -> Stream | None:
@@ -115,36 +144,51 @@ class Cache:
         Any other stream stays evicted, and the answer takes as long as for an unknown id, so that
         timing leaks nothing: see `Lookups.principal_of`.
         """
+        await self._owner.be_sure()
         stream = self._streams.get(stream_id)
         if stream is not None and may_have(stream.record.principal):
             self.used(stream)
             return stream
-        if not self._streams.evicted:
+        if not self._has_others:
             return None
         principal = await self._journal.principal_of(stream_id) or ""
         return await self.find(stream_id) if may_have(principal) else None
 
-    async def load_for(self, name: bytes, principal: str, session_key: str) -> None:
-        """Load the stream of this name, if it belongs to this principal or this session was granted
-        a response of it. Takes the same time for unknown names, so that timing leaks nothing.
+    async def load_for(self, name: bytes, principal: str, session_key: str) -> Stream | None:
+        """The stream of this name, if it is evicted or another replica's, and belongs to this
+        principal or this session was granted a response of it.
+
+        Takes the same time for unknown names, so that timing leaks nothing.
         """
-        if not self._streams.evicted:
-            return
+        if not self._has_others:
+            return None
+        await self._owner.be_sure()
         stream_id = await self._journal.named(name) or ""
         is_theirs = await self._journal.principal_of(stream_id) == principal
         grants = await self._journal.grants(stream_id)
         if is_theirs or any(grant.session == session_key for grant in grants):
-            await self.find(stream_id)
+            return await self.find(stream_id)
+        return None
+
+    def begun(self, name: bytes) -> Stream | None:
+        """The stream of this name, if it is in memory."""
+        return self._streams.named(name)
 
     async def named(self, name: bytes) -> Stream | None:
         """The stream of this name (`Stream.names`), which is a hash of a token or a key."""
+        await self._owner.be_sure()
         stream = self._streams.named(name)
-        if stream is None and self._streams.evicted:
+        if stream is None and self._has_others:
             stream_id = await self._journal.named(name, is_secret=True)
             return None if stream_id is None else await self.find(stream_id)
         if stream is not None:
             self.used(stream)
         return stream
+
+    def check_leaving(self) -> None:
+        """Raise `Refusal` where this replica ends: the client must ask another one."""
+        if self.is_leaving:
+            raise refusal("released")
 
     async def page(
         self, principal: str, after: int, size: int
@@ -156,7 +200,7 @@ class Cache:
             self._touched = 0
             await self._committer.settled()
         records: Sequence[Record] = ()
-        if self._streams.evicted:
+        if self._has_others:
             records = await self._journal.listed(principal, after=after, limit=size + 1)
         found: list[Stream | Record] = [r for r in records if self._may_be_evicted(r.stream)]
         found += self._streams.page(principal, after, size + 1)[0]
@@ -171,31 +215,54 @@ class Cache:
         """Some of a principal's wanted streams that are evicted: the first with numbers above
         `after`, in that order.
         """
-        if not self._streams.evicted:
+        if not self._has_others:
             return []
         return await self._journal.listed(principal, after=after, limit=LOOKED_AT_ONCE)
 
     def _may_be_evicted(self, stream_id: str) -> bool:
         """Whether a stream may be in the journal alone."""
         is_known = self._streams.get(stream_id) is not None or stream_id in self._forgotten
-        return self._streams.evicted > 0 and not is_known
+        return self._has_others and not is_known
 
-    async def _load(self, stream_id: str) -> Stream | None:
-        """Load a stream. `_loading` keeps other tasks from loading it meanwhile: a record that was
-        read must not be used after the stream has changed.
+    async def _load_surely(self, stream_id: str) -> Stream | None:
+        """Load a stream, whose owner may change while it is looked for.
+
+        `_loading` keeps other tasks from loading it meanwhile: a record that was read must not be
+        used after the stream has changed.
         """
         done = self._loading[stream_id] = trio.Event()
         try:
-            record = await self._journal.find(stream_id)
-            if record is None or record.due_at is None:
-                return None
-            grants = await self._journal.grants(stream_id)
-            names = tuple(self._keyring.names(stream_id))
-            is_named = await self._journal.named(names[0]) == stream_id
-            return self._loaded(record, grants, () if is_named else names)
+            for _ in range(LOADS_MAX):
+                stream = await self._load(stream_id)
+                if stream is not None or not self._is_shared:
+                    return stream
+                if await self._journal.principal_of(stream_id) is None:
+                    return None
+                await trio.sleep(PAUSE_S)
+        except (Unavailable, trio.Cancelled):  # perhaps after it was taken
+            self._owner.doubt()
+            raise
         finally:
             del self._loading[stream_id]
             done.set()
+        raise StoreAway("the call goes from one replica to another")
+
+    async def _load(self, stream_id: str) -> Stream | None:
+        if self.is_leaving:
+            raise StoreAway("this replica ends: others have its calls")
+        record = await self._journal.take(stream_id)
+        if record is not None and self._is_shared:
+            is_ours = record.owner == self._journal.replica
+            if not is_ours or record.due_at is None:
+                return await self._owner.follow(record)
+        if record is None or record.due_at is None:
+            return None
+        grants = await self._journal.grants(stream_id)
+        names = tuple(self._keyring.names(stream_id))
+        is_named = await self._journal.named(names[0]) == stream_id
+        if (taken_over := self._streams.get(stream_id)) is not None:  # for a client that follows it
+            return taken_over
+        return self._loaded(record, grants, () if is_named else names)
 
     def _loaded(self, record: Record, grants: Sequence[Grant], names: tuple[bytes, ...]) -> Stream:
         """Hold a stream whose record was read; the journal does not have its `names` yet."""
@@ -208,7 +275,7 @@ class Cache:
             # The keyring has a newer key than at eviction, and the next token is made under it. No
             # client may be told of that token before the journal finds the stream by it.
             stream.is_recorded = False
-            self._committer.add(self._eviction(stream, names))
+            self._committer.add(msgspec.structs.replace(self._eviction(stream, names), stays=True))
             self._committer.mark(stream, 0)
         self.used(stream)
         return stream
@@ -232,6 +299,8 @@ class Cache:
         """The client of an evicted stream was heard of; returns the state that follows."""
         state = StreamState(record, self._limits)
         state.detach(trio.current_time())
+        if record.due_at is None or record.owner:  # another replica has it in memory
+            return state
         self._postpone(record, state)
         self._touched += 1
         return state
@@ -250,7 +319,7 @@ class Cache:
             due = trio.current_time() + stream.record.max_s
         due_at = due + self._wall_ahead_s
         is_read = is_probably_read(stream)
-        self._committer.add(Evict(stream.id, stream.record.fence, due_at, is_read))
+        self._committer.add(Evict(stream.id, stream.record.fence, due_at, is_read, stays=True))
 
     # Evicting
 
@@ -261,6 +330,10 @@ class Cache:
             self._idle[stream] = None
             if len(self._idle) > self._crowd:
                 self._is_crowded.set()
+
+    def lose(self, stream: Stream) -> None:
+        """Another replica has taken over this stream."""
+        self._idle.pop(stream, None)
 
     def forget(self, stream: Stream, *, may_wait: bool) -> None:
         """Nothing is kept of a stream; until that is durable, the journal would still find it."""
@@ -354,7 +427,10 @@ class Cache:
             if await self._sweep_some():
                 await trio.sleep(PAUSE_S)
             else:
-                with trio.move_on_at(self._next_due_at - self._wall_ahead_s):
+                sweep_at = self._next_due_at - self._wall_ahead_s
+                if self._is_shared:
+                    sweep_at = min(sweep_at, trio.current_time() + SWEPT_EVERY_S)
+                with trio.move_on_at(sweep_at):
                     await self._is_earlier.wait()
 
     async def _sweep_some(self) -> bool:
@@ -399,7 +475,7 @@ class Cache:
         try:
             return await self._make_room(principal)
         except Refusal:
-            if not self._streams.evicted:
+            if not self._has_others:
                 raise
         # The journal may lack the newest acks, which make streams unwanted.
         await self._committer.settled()
@@ -407,8 +483,8 @@ class Cache:
 
     async def _make_room(self, principal: str) -> list[Stream]:
         elsewhere = Elsewhere()
-        if self._streams.evicted:
-            elsewhere.wanted = self._wanted_at_most(principal)
+        if self._has_others:
+            elsewhere.wanted = await self._wanted_about(principal)
             if self._streams.is_full(principal, elsewhere):
                 elsewhere.wanted = await self._count_wanted(principal)
             if self._streams.is_full(principal, elsewhere):
@@ -419,8 +495,19 @@ class Cache:
         found = [s if isinstance(s, Stream) else await self.find(s.stream) for s in chosen]
         return [stream for stream in found if stream is not None]
 
-    def _wanted_at_most(self, principal: str) -> int:
-        """An upper bound of the principal's wanted streams in the journal, without a lookup."""
+    async def _wanted_about(self, principal: str) -> int:
+        """How many of the principal's streams elsewhere are wanted, often without a lookup.
+
+        An upper bound; in a shared journal other replicas may have begun some for `COUNTED_S`.
+        """
+        if self._is_shared:
+            now = trio.current_time()
+            if now - self._counted_at.get(principal, -math.inf) > COUNTED_S:
+                if len(self._counted_at) >= COUNTED_MAX:
+                    self._counted_at.clear()
+                self._counted_at[principal] = now
+                return await self._count_wanted(principal)
+            return self._counted[principal]
         total = self._streams.total
         if principal not in self._counted:
             return total

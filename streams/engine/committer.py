@@ -11,11 +11,20 @@ from typing import Final, Protocol
 import trio
 
 from streams.clock import backoff_s
-from streams.errors import INTERNAL_ERROR, Full, JournalUnusable, Refusal, Unavailable, refusal
+from streams.errors import (
+    INTERNAL_ERROR,
+    Full,
+    JournalError,
+    JournalUnusable,
+    Refusal,
+    StoreAway,
+    Unavailable,
+    refusal,
+)
 from streams.exchange import authenticated
 from streams.journal.contract import Journal, Shortage
 from streams.journal.records import Ack, Append, Change, Evict, Forget
-from streams.limits import MIB
+from streams.limits import MIB, STORE_RETRY_S
 from streams.logs import log
 
 BATCH_BYTES_MAX: Final = 16 * MIB  # that may wait for one commit
@@ -32,6 +41,7 @@ SHARED_S: Final = 0.1
 ACK_DELAY_S: Final = 1.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 2.0
+AWAY_LAST_S: Final = 0.2  # the same for a store that is away, which an attempt hardly troubles
 FEW_BYTES: Final = 4 * 1024  # a batch of a stream that is committed even with little room left
 LOOK_BYTES: Final = MIB  # of lines that are committed between two looks at the room
 LOOK_S: Final = 0.25
@@ -85,6 +95,7 @@ class Committer:
         self._taken = trio.Event()
         self._done = trio.Event()
         self._is_committing = False
+        self.committed_at = -math.inf  # when the journal has taken changes last
         # Around `run_until_stopped`, so that a cancelled server still commits its shutdown.
         self._scope = trio.CancelScope(shield=True)
         self.failure: JournalUnusable | None = None  # that has ended `run_until_stopped`
@@ -97,6 +108,8 @@ class Committer:
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
+        # Of a shared journal: called with each change that it refuses. Returns what mends that.
+        self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
         """Make a change durable, after all that were added before it.
@@ -144,6 +157,12 @@ class Committer:
             self.add(change, may_wait=may_wait)
         self.mark(_Waiter(do), 0, may_wait=may_wait)
 
+    @property
+    def why_not(self) -> str:
+        """Why the journal takes nothing now; "" while it takes changes."""
+        trouble = self._trouble or self._journal.shortage
+        return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
+
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.
 
@@ -166,9 +185,12 @@ class Committer:
             )
         trouble = self._trouble or shortage
         if trouble is not None:
-            raise Refusal(
-                INTERNAL_ERROR, f"The journal takes nothing new now ({trouble}): try again later."
-            )
+            if isinstance(trouble, StoreAway):  # its text has an address that no client needs
+                raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(
+                    "The store of the journal does not answer: try again later."
+                )
+            message = f"The journal takes nothing new now ({trouble}): try again later."
+            raise Refusal(INTERNAL_ERROR, message)
 
     def _look_again_soon(self) -> None:
         """Start a commit, even an empty one: only a commit updates the anonymous callers' share.
@@ -313,6 +335,7 @@ class Committer:
         """
         failures = 0
         steps = [changes]
+        mended: set[int] = set()
         while steps:
             try:
                 outcomes = await self._journal.commit(steps[0])
@@ -323,24 +346,52 @@ class Committer:
                 if isinstance(trouble, Full) and len(steps[0]) > 1:
                     steps[:1] = _parts(steps[0])
                     continue
-                await trio.sleep(backoff_s(RETRY_FIRST_S, failures, RETRY_LAST_S))
+                last_s = AWAY_LAST_S if isinstance(trouble, StoreAway) else RETRY_LAST_S
+                await trio.sleep(backoff_s(RETRY_FIRST_S, failures, last_s))
                 failures += 1
                 steps[0] = self._with_acks(steps[0])
                 continue
             done = steps.pop(0)
-            for error in outcomes:
-                # One process owns the journal, and every change comes from its memory. So a change
-                # that does not fit means that memory and journal differ. Only a restart can mend
-                # that.
-                if error is not None:
-                    raise error
+            if done:
+                self.committed_at = trio.current_time()
+            again = self._mended(done, outcomes, taken, mended) if any(outcomes) else []
+            if again:
+                steps.insert(0, again)
             if steps:
-                ids = set(map(id, done))
+                ids = set(map(id, done)).difference(map(id, again))
                 _tell([(source, change) for source, change in taken if id(change) in ids])
                 taken[:] = [each for each in taken if id(each[1]) not in ids]
         if self._trouble is not None:
             log.info("the journal takes messages again")
             self._trouble = None
+
+    def _mended(
+        self,
+        changes: Sequence[Change],
+        outcomes: Sequence[JournalError | None],
+        taken: list[tuple[Source, Change | None]],
+        mended: set[int],
+    ) -> list[Change]:
+        """Return the changes to commit in place of refused ones, whose sources are told nothing.
+
+        Where one process owns the journal, every change comes from its memory. So a change that
+        does not fit means that memory and journal differ, and only a restart can mend that.
+        """
+        again: list[Change] = []
+        refused = set()
+        for change, error in zip(changes, outcomes, strict=True):
+            if error is None:
+                continue
+            if self.on_refused is None or change.stream is None:
+                raise error
+            mend = self.on_refused(change.stream, error)
+            if mend and isinstance(change, Append) and id(change) not in mended:
+                mended.add(id(change))
+                again += [*mend, change]
+            else:
+                refused.add(id(change))
+        taken[:] = [each for each in taken if id(each[1]) not in refused]
+        return again
 
     def _with_acks(self, changes: list[Change]) -> list[Change]:
         """Put the acks that have come since ahead of the changes. A newer ack replaces an older one

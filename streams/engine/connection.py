@@ -20,14 +20,17 @@ something to send, and `_Write.finished` while its last bytes are being written.
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import msgspec
 import trio
 
 from streams import messages
+from streams.clock import wall
 from streams.engine.framing import NUMBERED, PLAIN, Framing
 from streams.engine.notices import Notices
+from streams.engine.posts import Taker
 from streams.engine.receipts import Receipts, Separation
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, Missing, Refusal, Unavailable, refusal
@@ -61,6 +64,7 @@ YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task f
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
 BUSY_S: Final = 0.05  # before a journal that could not be read is read again
 LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
+LOOK_OFTEN_S: Final = 0.02  # the same, while another replica waits for the client
 SETTLE_S: Final = 1.0  # after a write before a ping asks about it, so that one ping asks about many
 
 
@@ -139,14 +143,30 @@ class Session:
         """Whether the client has a connection, or over HTTP a standing stream, for notices."""
         return self.notices.has_stream
 
+    def set_level(self, level: str) -> None:
+        """Send only log messages that are at least so severe, also of calls that run."""
+        self.level = level
+        for delivery in self.deliveries:
+            delivery.stream.read_differently(delivery)
+
     async def save(self) -> None:
         """Store its log level and its subscriptions, where the session outlives its connection."""
         await self.on_change()
+
+    @cached_property
+    def name(self) -> str:
+        """A name that no other session has, at any replica."""
+        return new_request_id()
 
     @property
     def confirms(self) -> bool:
         """Whether the client sends cursors and acks."""
         return self.settings.positions
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether a client only waits: it has declared nothing by which it could come back."""
+        return not (self.settings.dialects or self.settings.positions)
 
     def is_taken(self, request_id: RequestId, *, besides: Stream | None = None) -> bool:
         """Whether a delivery, or a call that is being checked, uses this request id now.
@@ -254,7 +274,10 @@ class Delivery:
     """One stream on its way over one connection: the `Follower` of the stream."""
 
     __slots__ = (
+        "asked_at",
+        "attached_at",
         "connection",
+        "continues",
         "dialects",
         "granted",
         "has_progress",
@@ -271,6 +294,7 @@ class Delivery:
         "start",
         "stream",
         "takes_over",
+        "waited_s",
         "written",
     )
 
@@ -297,6 +321,9 @@ class Delivery:
         self.connection = connection
         self.start = after if granted is None else granted.start
         self.number = 0
+        self.asked_at = connection.asked_at
+        self.waited_s = trio.current_time() - connection.asked_at
+        self.attached_at = wall() - self.waited_s
         self.position = after
         self.written = after - 1  # becomes `after` once the preamble is written
         self.preamble = preamble
@@ -306,6 +333,7 @@ class Delivery:
         self.is_call = is_call  # it answers a call, and not a resume
         self.is_wait = is_wait  # it answers another call than the stream's: `wait_for_call`
         self.granted = granted  # where the client may resume it by event ids
+        self.continues = granted is not None  # it goes on with a response
         self.is_granted = True  # whether `granted` is durable, where there is one
         self.has_progress = False  # see `Separated`
         self.is_held = False
@@ -337,6 +365,11 @@ class Delivery:
         return not self.is_wait and (self.is_call or is_resumed)
 
     @property
+    def only_waits(self) -> bool:
+        """See `Follower.only_waits`."""
+        return self.is_wait or (self.is_call and self.reader.only_waits)
+
+    @property
     def replays(self) -> bool:
         """Whether the resume has a reply of its own, besides the stream's response."""
         return self.reply_id is not None and not self.takes_over
@@ -348,8 +381,10 @@ class Delivery:
 
     @property
     def may_open(self) -> bool:
-        """Whether the client may be told how to resume: all that this takes is durable."""
-        return self.stream.is_recorded and self.is_granted
+        """Whether the client may be told how to resume: all that this takes is durable, and the
+        owner of the stream knows of the delivery.
+        """
+        return self.stream.is_recorded and self.is_granted and self.stream.is_introduced
 
     @property
     def may_lose_progress(self) -> bool:
@@ -411,9 +446,23 @@ class Delivery:
             return []
         return [line for dialect in self.dialects if (line := dialect.end(self.stream.id))]
 
-    def supersede(self, by: "Connection") -> None:
-        """Another delivery has taken the place of this one: the newest wins."""
-        if self.granted is not None and by.session is not self.connection.session:
+    @property
+    def taker(self) -> Taker:
+        """See `Follower.taker`."""
+        response = self.granted.name if self.continues and self.granted is not None else None
+        return Taker(self.reader.name, self.waiting_id, response)
+
+    def give_way(self, by: Taker) -> None:
+        """See `Follower.give_way`."""
+        is_other = by.session != self.reader.name
+        if by.response is not None and self.granted is not None:
+            is_same = not is_other and by.response == self.granted.name
+        else:
+            is_same = not is_other and by.waiting_id == self.waiting_id
+        if is_same:
+            self.drop()
+            return
+        if self.granted is not None and is_other:
             self.granted.ended = "superseded"  # else the client would resume and displace in turn
         self.end("superseded")
 
@@ -425,6 +474,12 @@ class Delivery:
             self._close(messages.error(self.waiting_id, refusal(reason)))
         else:
             self._close(b"")
+
+    def move(self, stream: Stream) -> None:
+        """Go on with another object of the same stream, which this replica has taken over."""
+        self.stream = stream
+        stream.attach(self)
+        self.wake()
 
     def answer(self, line: bytes) -> None:
         """See `Follower.answer`."""
@@ -458,6 +513,10 @@ class Delivery:
             return False
         self.connection.hang_up()
         return True
+
+    def hang_up(self) -> None:
+        """See `Follower.hang_up`."""
+        self.connection.hang_up()
 
     def drop(self) -> None:
         """See `Follower.drop`."""
@@ -499,8 +558,11 @@ class Connection:
         *,
         framing: Framing | None = None,
         event_ids: EventIds | None = None,
+        asked_at: float | None = None,
     ) -> None:
-        """With a `session` this is the response to one of its HTTP requests."""
+        """With a `session` this is the response to one of its HTTP requests, which came at
+        `asked_at`.
+        """
         self.channel = channel
         self.session = session or Session(channel.principal)
         self.is_response = session is not None
@@ -527,6 +589,7 @@ class Connection:
         self._is_hung_up = False
         self._has_written = False
         self._seen_at = self.opened_at = trio.current_time()
+        self._asked_at = asked_at or self.opened_at
         self._ping_at = self.opened_at + PING_EVERY_S
         self._is_silent = False
         self._receipts = Receipts()
@@ -537,6 +600,14 @@ class Connection:
         """Whether replies to resumes contain the final response, which is not sent apart then."""
         has_room = self.session.settings.replay_response and self._framing.announces
         return self.is_response and not has_room
+
+    @property
+    def asked_at(self) -> float:
+        """When the client sent the request that is handled now, in trio's time.
+
+        The request may have waited since then: for the owner of a stream, or for the journal.
+        """
+        return self._asked_at
 
     @property
     def has_event_ids(self) -> bool:
@@ -637,6 +708,29 @@ class Connection:
                 return
             with trio.move_on_after(LOOK_EVERY_S):
                 await self._moved.park()
+
+    async def caught_up(self) -> None:
+        """Wait until all that is durable is written, or the peer can read no more."""
+        while self._is_behind:
+            if not self.channel.is_writable():
+                return
+            with trio.move_on_after(LOOK_OFTEN_S):
+                await self._moved.park()
+
+    @property
+    def _is_behind(self) -> bool:
+        has_news = any(each.position < each.stream.state.durable for each in self.deliveries)
+        return bool(has_news or self._outbox or self._notices or self._write)
+
+    @property
+    def has_unannounced(self) -> bool:
+        """Whether a call is delivered that no client can come back to."""
+        return any(not each.stream.record.is_announced for each in self.deliveries)
+
+    def release(self) -> None:
+        """End all deliveries: their clients may come back."""
+        for delivery in list(self.deliveries):
+            delivery.end("released")
 
     # Running
 
@@ -804,14 +898,36 @@ class Connection:
         runs: Sequence[Run] = ()
         try:
             runs = await self._journal.read(delivery.stream.id, position, bytes_max=share)
-        except Missing:
+        except Missing as gap:
             if not delivery.is_over and position >= state.delivered:
-                raise
+                await self._explain(delivery, gap)
         if not delivery.is_over and position < state.delivered:
             delivery.fail(refusal("messages_gone", earliestSeq=state.delivered + 1))
         if not (runs or delivery.is_over):
-            raise Missing(position + 1, state.durable)
+            await self._explain(delivery, Missing(position + 1, state.durable))
+        if runs and runs[0].seq > position + 1 and not delivery.is_over:
+            _tell_gap(delivery, runs[0].seq)
         return runs
+
+    async def _explain(self, delivery: Delivery, gap: Missing) -> None:
+        """Lines are missing. In a shared journal another client of the stream may have acked them,
+        or the store has lost them, or its owner is about to put them back.
+
+        Raises `Unavailable`, so that the delivery goes on later, unless it was ended.
+        """
+        if not self._journal.replica:
+            raise gap
+        record, position = await self._journal.find(delivery.stream.id), delivery.position
+        if record is not None and record.trimmed > position:
+            delivery.fail(refusal("messages_gone", earliestSeq=record.trimmed + 1))
+            return
+        if record is not None and record.has_lost(position + 1):
+            assert record.lost is not None
+            _tell_gap(delivery, record.lost[1] + 1)
+            return
+        if record is None:  # another replica has it now, and has forgotten it
+            delivery.hang_up()
+        raise Unavailable(str(gap)) from gap
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True
@@ -884,6 +1000,7 @@ class Connection:
         """The peer sent something."""
         self._receipts.heard()
         self._saw_life()
+        self._asked_at = self._seen_at
 
     def _saw_life(self) -> None:
         self._seen_at = trio.current_time()
@@ -925,3 +1042,14 @@ class Connection:
             self._is_silent = True
             for delivery in self.deliveries:
                 delivery.stream.fall_silent(delivery)
+
+
+def _tell_gap(delivery: Delivery, earliest: int) -> None:
+    """Tell the client that the store has lost the messages between its position and `earliest`."""
+    lost = refusal("messages_gone", earliestSeq=earliest)
+    delivery.fail(
+        lost.saying(
+            f"The store has lost the messages before {earliest}: resume from earliestSeq - 1, "
+            f"after {earliest - 1}."
+        )
+    )

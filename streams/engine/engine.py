@@ -5,10 +5,10 @@ knows no transport (a connection is a channel of lines) and nothing of MCP beyon
 dialects.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -18,18 +18,21 @@ from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, S
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.operations import Operations
+from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
+from streams.engine.replicas import Replicas
+from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
-from streams.errors import INTERNAL_ERROR, Refusal
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.exchange import Channel, ResponseChannel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record, Restart
 from streams.keys import Keyring, new_stream_id
-from streams.limits import Limits, Overflow
-from streams.messages import Message
+from streams.limits import STORE_RETRY_S, Limits, Overflow
+from streams.messages import Message, RequestId
 from streams.protocol.extension import Mark
 
 # Returns the final response as a line, and whether that is an error.
@@ -93,14 +96,31 @@ class Engine:
             journal, self._streams, keyring, enforce_min=enforce_min, require_token=require_token
         )
         self.rates = Rates(limits.requests_per_principal_max)
-        self.keyed = KeyedCalls(self._streams.cache, keyring)
+        self.keyed = KeyedCalls(self._streams.cache, keyring, journal)
+        self._replicas: Replicas | None = None
+        if journal.replica:
+            self._replicas = Replicas(
+                journal, self._streams, self._committer, keyring, limits, self
+            )
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
+        # What another replica has to say of `notifications/cancelled`: see `Peer`.
+        self.on_cancelled: Callable[[Session, RequestId, Any], None] = (
+            self.operations.cancel_plainly
+        )
         self._young: dict[Connection, None] = {}  # those not watched yet, in the same order
         self._has_young = trio.lowlevel.ParkingLot()
         self._is_closing = False
+        # Set at the begin of a shutdown that other replicas go on after: no connection must be
+        # accepted from then on, so that balancers send clients to those.
+        self.leaving = trio.Event()
+        self._is_moving = False  # clients are sent to other replicas
         self._running = 0  # handlers
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
         self._nursery: trio.Nursery
+
+    async def use_new_keys(self) -> None:
+        """The keyring has other keys now. Tokens of running calls are made with these."""
+        await self._streams.index.rename()
 
     # New streams
 
@@ -152,6 +172,7 @@ class Engine:
             max_s=max_s,
             created_at=now,
             fence=FENCE_FIRST,
+            owner=self._journal.replica,
             is_announced=is_reachable or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.index.next_number(),
@@ -193,6 +214,11 @@ class Engine:
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check(principal)
+        if self._replicas is not None and self._replicas.is_late:
+            # Another replica may be about to claim, and would end the call as interrupted.
+            raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(
+                "This server waits for the store of its journal: try again later."
+            )
         await self._streams.make_room(principal)
 
     async def _run(self, stream: Stream, handler: StreamHandler) -> None:
@@ -251,11 +277,21 @@ class Engine:
         begin: Callable[[Connection], Awaitable[None]],
         *,
         event_ids: EventIds,
+        asked_at: float,
     ) -> None:
-        """Open a connection for the response to one HTTP request, and send what `begin` begins."""
-        connection = self._opened(
-            Connection(channel, self._journal, session, framing=framing, event_ids=event_ids)
+        """Open a connection for the response to one HTTP request, and send what `begin` begins.
+
+        The request came at `asked_at`, in trio's time.
+        """
+        response = Connection(
+            channel,
+            self._journal,
+            session,
+            framing=framing,
+            event_ids=event_ids,
+            asked_at=asked_at,
         )
+        connection = self._opened(response)
         try:
             await begin(connection)
             await connection.respond()
@@ -270,6 +306,8 @@ class Engine:
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
         self._stir()
+        if self._is_moving and not connection.is_response:
+            connection.hang_up()
         return connection
 
     async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
@@ -294,10 +332,19 @@ class Engine:
                 if self._young.pop(connection, connection) is None:
                     connection.watch()
 
-    def tell_all(self, line: bytes, key: str | None = None) -> None:
-        """Send a notification to every client that has initialized; see `Session.notify`."""
+    def tell_all(self, notice: Notice) -> None:
+        """Send a notification to all clients that have initialized, at all replicas."""
+        self.tell_here(notice)
+        if self._replicas is not None:
+            self._replicas.notify(notice)
+
+    def tell_here(self, notice: Notice) -> None:
+        """As `tell_all`, to the clients of this replica."""
+        if notice.key is not None and notice.resource is None:
+            self.sessions.changed_lists[notice.key] = notice.line
         for session in self.clients():
-            session.notify(line, key=key)
+            if notice.resource is None or notice.resource in session.subscriptions:
+                session.notify(notice.line, key=notice.key)
 
     async def wait_idle(self, linger_s: float) -> None:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""
@@ -316,17 +363,23 @@ class Engine:
         """Take over the streams of the journal, restart their calls, and start all tasks."""
         self._nursery = nursery
         for stream in await self._streams.take_over():
-            handler = self._restart_handler(stream)
-            if handler is None:
-                self._streams.interrupt(stream)
-            else:
-                self._start(stream, partial(self._restart, handler))
+            self.go_on(stream)
         nursery.start_soon(self._committer.run_until_stopped)
+        if self._replicas is not None:
+            nursery.start_soon(self._replicas.run)
         nursery.start_soon(self._streams.run)
         nursery.start_soon(self._watch_young)
         # The first client must see that interrupted calls have ended, not that they still run.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
+
+    def go_on(self, stream: Stream) -> None:
+        """Restart the call of a stream that was taken over, or end it as interrupted."""
+        handler = self._restart_handler(stream)
+        if handler is None:
+            self._streams.interrupt(stream)
+        else:
+            self._start(stream, partial(self._restart, handler))
 
     async def _restart(self, handler: StreamHandler, stream: Stream) -> tuple[bytes, bool]:
         assert stream.rerun is not None
@@ -334,25 +387,109 @@ class Engine:
         return await handler(stream)
 
     async def shut_down(self) -> None:
-        """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later."""
+        """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later.
+
+        In a shared journal they go on elsewhere at once, and so do their clients.
+        """
         self._is_closing = True
+        if self._replicas is not None:
+            self.leaving.set()
         for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
                 self._streams.suspend(stream)
-        with trio.move_on_after(COMMIT_S):
-            await self._committer.settle()
+        if self._replicas is None:
+            with trio.move_on_after(COMMIT_S):
+                await self._committer.settle()
+            await self._end_connections()
+        else:
+            await self._hand_over(self._replicas)
+        with trio.move_on_after(CLOSE_S):
+            while self._connections:
+                await self._stirred.park()
+
+    async def _end_connections(self) -> None:
+        """Send what is there, and close all connections."""
         for connection in self._connections:
             connection.separation.hurry()
         await self._wait_for_connections(DELIVER_S)
         for connection in self._connections:
-            for delivery in list(connection.deliveries):
-                delivery.end("released")
+            connection.release()
         await self._wait_for_connections(RELEASE_S)
         for connection in self._connections:
             connection.hang_up()
-        with trio.move_on_after(CLOSE_S):
-            while self._connections:
-                await self._stirred.park()
+
+    async def _hand_over(self, replicas: Replicas) -> None:
+        """Give up all streams, and send the clients to the replicas that take them over."""
+        # The next owner repeats work that is not committed in time, and must not wait for it.
+        with trio.move_on_after(COMMIT_S / 2):
+            await self._committer.settled()  # and not what clients go on to confirm
+            await self._catch_up([each for each in self._connections if each.has_unannounced])
+        with trio.move_on_after(COMMIT_S / 2):
+            await replicas.release()
+        self._is_moving = True
+        async with trio.open_nursery() as nursery:
+            for connection in self._connections:
+                nursery.start_soon(self._move, connection)
+
+    async def _move(self, connection: Connection) -> None:
+        """Close a connection, once all is written that is durable."""
+        await self._catch_up([connection])
+        connection.release()
+        with trio.move_on_after(RELEASE_S):
+            await connection.drained()
+        connection.hang_up()
+
+    async def _catch_up(self, connections: Iterable[Connection]) -> None:
+        """Wait until these have written all that is durable."""
+        with trio.move_on_after(DELIVER_S):
+            for connection in connections:
+                connection.separation.hurry()
+                await connection.caught_up()
+
+    @property
+    def unready(self) -> str:
+        """Why this process should get no new connections now; "" where it should."""
+        if self._is_closing:
+            return "it is shutting down"
+        if self._replicas is not None and self._replicas.is_late:
+            return "the store of the journal does not answer"
+        return self._committer.why_not
+
+    def hang_up_all(self) -> None:
+        """Close all connections: their clients come back, perhaps to another replica."""
+        for connection in list(self._connections):
+            connection.hang_up()
+
+    def share(self, replicas: int) -> None:
+        """So many replicas share the limits on a principal's requests and bytes."""
+        self.rates.divide(replicas)
+        self._streams.lives = replicas
+
+    def cancel(
+        self,
+        session: Session,
+        request_id: RequestId,
+        reason: Any,
+        *,
+        detaches: Callable[[Stream], bool],
+    ) -> None:
+        """`notifications/cancelled`. Over HTTP another replica may have the request."""
+        is_here = self.operations.cancel(session, request_id, detaches=detaches)
+        if not is_here and self._replicas is not None and isinstance(session, HttpSession):
+            self._replicas.broadcast(Cancelled(session.key, request_id, reason))
+
+    async def handed_on(self) -> None:
+        """Wait until a message of a client cannot get lost on the way to another replica.
+
+        Raises `Unavailable`.
+        """
+        if self._replicas is not None:
+            await self._replicas.sent()
+
+    def cancel_here(self, cancelled: Cancelled) -> None:
+        """The client of a session has cancelled a request at another replica."""
+        if (session := self.sessions.held(cancelled.session)) is not None:
+            self.on_cancelled(session, cancelled.request_id, cancelled.reason)
 
     @property
     def failure(self) -> BaseException | None:

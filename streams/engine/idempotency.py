@@ -15,6 +15,7 @@ from streams.engine.cache import Cache
 from streams.engine.identity import scope_of
 from streams.engine.stream import Stream
 from streams.exchange import authenticated
+from streams.journal.contract import Journal
 from streams.keys import Keyring
 from streams.protocol.extension import Mark
 
@@ -29,9 +30,10 @@ class Called(msgspec.Struct, frozen=True):
 class KeyedCalls:
     """Finds the calls of one engine by their idempotency keys."""
 
-    def __init__(self, cache: Cache, keyring: Keyring) -> None:
+    def __init__(self, cache: Cache, keyring: Keyring, journal: Journal) -> None:
         self._cache = cache
         self._keyring = keyring
+        self._journal = journal
         self._turns: dict[bytes, trio.StrictFIFOLock] = {}  # of requests with the same key
 
     @property
@@ -60,7 +62,12 @@ class KeyedCalls:
         else:
             await turn.acquire()
         try:
-            yield Called(await self._find(names), mark)
+            async with self._journal.turn(names[0]):
+                yield Called(await self._find(names), mark)
+                # Another replica that looks it up next must find the call that was begun.
+                begun = self._cache.begun(names[0]) if self._journal.replica else None
+                if begun is not None:
+                    await begun.recorded()
         finally:
             turn.release()
             if not turn.locked():  # else the next one has it

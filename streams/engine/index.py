@@ -1,12 +1,15 @@
 """The index of the streams in memory, by id, name and principal, and the limits on their number."""
 
 import itertools
+import zlib
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
 import msgspec
+import trio
 
+from streams.clock import wall
 from streams.engine.stream import Stream
 from streams.errors import refusal
 from streams.journal.records import Record
@@ -22,6 +25,9 @@ class Elsewhere(msgspec.Struct):
     unwanted: Record | None = None  # of any principal, the one to be forgotten first
 
 
+SLOTS: Final = 256  # with 16 digits of microseconds, numbers have 18 digits
+RENAMED_AT_ONCE: Final = 500  # in about 5 ms
+
 NOTHING_ELSEWHERE: Final = Elsewhere()
 _number = attrgetter("number")
 
@@ -31,9 +37,11 @@ class Registry:
     delivered, and unwanted ones, which are remembered for a while.
     """
 
-    def __init__(self, limits: Limits, keyring: Keyring) -> None:
+    def __init__(self, limits: Limits, keyring: Keyring, *, replica: str = "") -> None:
         self._limits = limits
         self._keyring = keyring
+        self._is_shared = bool(replica)
+        self._slot = zlib.crc32(replica.encode()) % SLOTS  # of this replica's numbers
         self.last_number = 0  # the highest number that a stream has
         self.evicted = 0  # how many streams of the journal are not in memory
         self._by_id: dict[str, Stream] = {}
@@ -50,8 +58,16 @@ class Registry:
         return iter(list(self._by_id.values()))
 
     def next_number(self) -> int:
-        """The number of the next stream, in the order of creation."""
-        self.last_number += 1
+        """The number of the next stream, in the order of creation.
+
+        Replicas number by the time, in microseconds, and by a slot of their own: two streams of
+        theirs hardly ever have the same number, and nothing depends on that but their order.
+        """
+        if not self._is_shared:
+            self.last_number += 1
+        else:
+            now = int(wall() * 1e6) * SLOTS + self._slot
+            self.last_number = max(self.last_number + SLOTS, now)
         return self.last_number
 
     def get(self, stream_id: str) -> Stream | None:
@@ -77,6 +93,17 @@ class Registry:
         """Let the tokens of a stream lead to it, if its client is told of them."""
         if stream.record.is_announced:
             self._give(stream, stream.names)
+
+    async def rename(self) -> None:
+        """The keyring has other keys now: let tokens that are made with these lead to streams."""
+        for count, stream in enumerate(self, 1):
+            names = self._names.get(stream, ())
+            if len(names) > (stream.mark is not None):  # else `name` was not called yet
+                for name in names:
+                    self._by_name.pop(name, None)
+                self.name(stream)
+            if count % RENAMED_AT_ONCE == 0:
+                await trio.lowlevel.checkpoint()
 
     def _give(self, stream: Stream, names: Sequence[bytes]) -> None:
         self._names[stream] = names
@@ -133,7 +160,8 @@ class Registry:
         limit = self._limits.streams_per_principal_max
         wanted = self._wanted.get(principal, {})
         others = elsewhere.wanted
-        if others and len(wanted) + others >= limit:  # else none can be counted twice
+        is_twice = not self._is_shared  # streams that were loaded are counted there as well
+        if others and is_twice and len(wanted) + others >= limit:
             others -= sum(stream.was_evicted for stream in wanted.values())
         return len(wanted) + others >= limit
 

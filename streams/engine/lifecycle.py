@@ -287,13 +287,23 @@ class StreamState:
         """
         last = run.last
         self.committed(last)  # the journal may be ahead of its report of the commit
+        if last <= self.handed:
+            self.position = last
+            return False
+        news = run.after(self.handed)
+        restored = news.until(self._restored).body if self.handed < self._restored else b""
+        return self.hand_elsewhere(last, len(news.body), len(restored))
+
+    def hand_elsewhere(self, last: int, size: int, restored: int = 0) -> bool:
+        """As `hand`, where another replica has handed lines that are `size` bytes more.
+
+        `restored` of these are of lines that were numbered before this object was made.
+        """
         self.position = last
         if last <= self.handed:
             return False
-        news = run.after(self.handed)
-        self._bytes_handed += len(news.body)
-        if self.handed < self._restored:
-            self._bytes_numbered += len(news.until(self._restored).body)
+        self._bytes_handed += size
+        self._bytes_numbered += restored
         self.handed = last
         marks = self._marks
         if len(marks) > 1 and self._bytes_handed - marks[-2][1] < MARK_BYTES:
@@ -303,6 +313,25 @@ class StreamState:
         while len(marks) > 1 and self._is_undelivered_full and not self.client_confirms:
             is_news |= self.deliver(marks[0][0])
         return is_news
+
+    def follow(self, record: Record) -> None:
+        """The owner of the stream, another replica, has changed its record to this one."""
+        self._record = record
+        self.outcome = record.outcome
+        self.last = self.durable = max(self.durable, record.last)
+        self._last_request, self._last_error = record.last_request, record.last_error
+        self._was_ended_at = record.ended_at
+        if record.pages is not None:
+            self.pages = list(record.pages)
+        if self.is_tombstone:
+            self.position = None
+        self.learn(record.acked)
+
+    def learn(self, delivered: int, handed: int = 0) -> None:
+        """The owner of the stream counts so much as delivered and as handed."""
+        if self.position is None:
+            self.delivered = max(self.delivered, delivered)
+        self.handed = max(self.handed, handed, self.delivered)
 
     def deliver(self, seq: int) -> bool:
         """The client has everything up to `seq`; returns whether `delivered` has moved.
@@ -319,6 +348,11 @@ class StreamState:
         return True
 
     @property
+    def bytes_handed(self) -> int:
+        """Bytes that were handed to senders since the stream came into memory."""
+        return self._bytes_handed
+
+    @property
     def _is_undelivered_full(self) -> bool:
         return self._bytes_handed - self._bytes_delivered >= self._limits.undelivered_bytes_max
 
@@ -333,6 +367,19 @@ class StreamState:
         self.position = None  # no lines are kept for the delivery
         self.delivered = self.handed = self.last = self.durable
         return Close(self._record.stream, fence, self.outcome, at)
+
+    def restored(self, record: Record) -> Record:
+        """The record as it is, where `record` is how it was when the stream came into memory."""
+        return msgspec.structs.replace(
+            record,
+            outcome=self.outcome if self.durable == self.last else LIVE,
+            last=self.durable,
+            acked=self.delivered,
+            last_request=min(self._last_request, self.durable),
+            last_error=min(self._last_error, self.durable),
+            ended_at=self._was_ended_at,
+            pages=tuple(self.pages) if self.is_paged else None,
+        )
 
     # Questions
 

@@ -14,13 +14,23 @@ import msgspec
 import trio
 
 from streams import messages
+from streams.clock import wall
 from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
+from streams.engine.posts import Acked, Taker, Touched
 from streams.engine.sessions import EventId, HttpSession, name_in
-from streams.engine.stream import Stream
+from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
-from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
+from streams.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    Missing,
+    Refusal,
+    StoreAway,
+    refusal,
+)
 from streams.exchange import authenticated, is_anonymous
 from streams.journal.contract import Journal
 from streams.journal.records import Record
@@ -29,6 +39,7 @@ from streams.logs import log
 from streams.messages import Kind, Message, RequestId, Run
 from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
+_QUESTION_ID: Final = re.compile(r"[A-Za-z0-9_-]+\.([0-9a-f]{32})", re.ASCII)
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 POLL_PAGE_SIZE: Final = 100  # streams on one page of a poll of all
 # How long a poll of all waits for records of new streams, which take a commit. After that it leaves
@@ -118,13 +129,21 @@ class Operations:
         elif reply_id == stream.request_id:
             # The resume has the original request's id, so one response answers both.
             takes_over = not stream.state.is_finished(after)
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         stream.acknowledge(after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
+
+    async def load_page(self, token: str) -> Stream | None:
+        """The stream of a page token, for `deliver_page`, which must follow without an `await`."""
+        name, _ = place_of(token) or (b"", 0)
+        if self._streams.replicas is None:
+            return self._index.named(name)
+        return await self._cache.named(name)
 
     def deliver_page(
         self,
         connection: Connection,
+        stream: Stream | None,
         token: str,
         params: msgspec.Raw,
         *,
@@ -136,10 +155,10 @@ class Operations:
 
         Raises the same `Refusal` for every token that leads to no page of this call.
         """
-        stream, seq = self._find_page(connection.session, token, params)
+        stream, seq = self._check_page(connection.session, stream, token, params)
         session = connection.session
         check_free(session, reply_id, besides=stream)
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         stream.mark_delivered(seq)
         speaks = session.settings.dialects
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
@@ -162,7 +181,7 @@ class Operations:
         after = stream.state.delivered
         _check_undelivered(stream, after)
         self._check_early(stream)
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         speaks = session.settings.dialects
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
 
@@ -199,7 +218,7 @@ class Operations:
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
-        stream.is_findable = stream.stays = True
+        stream.await_again()
         stream.leave()  # no more progress is numbered under the token of another client
         try:
             missed, after = await self._missed(stream)
@@ -216,7 +235,7 @@ class Operations:
         preamble = [] if state.is_ended else latest_progress(stream, token)
         preamble += missed
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        _displace(stream, connection, reply_id)
+        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         stream.let_answer(session, after)
         if stream.record.restart is None:
             stream.progress_token = token
@@ -253,7 +272,7 @@ class Operations:
         after = min(max(state.handed, state.delivered), last)
         runs: Sequence[Run] = ()
         if after < min(last, state.durable):
-            runs = await self._journal.read(stream.id, after, bytes_max=MISSED_BYTES)
+            runs = await self._read_missed(stream, after)
         missed = []
         for run in runs:
             for line in run.until(last).lines if run.seq <= last else ():
@@ -261,6 +280,15 @@ class Operations:
                 if message.kind is Kind.NOTIFICATION and message.method != _PROGRESS:
                     missed.append(line)
         return missed, min(runs[-1].last, last) if runs else after
+
+    async def _read_missed(self, stream: Stream, after: int) -> Sequence[Run]:
+        try:
+            runs = await self._journal.read(stream.id, after, bytes_max=MISSED_BYTES)
+        except Missing:
+            if self._streams.replicas is None:
+                raise
+            return ()  # a store has lost them, perhaps for a moment: see `Connection._explain`
+        return runs if runs and runs[0].seq == after + 1 else ()
 
     def replace(self, stream: Stream) -> None:
         """Forget an ended call, since the same call begins again under the same key."""
@@ -275,9 +303,10 @@ class Operations:
                 if not (stream.state.is_paged or stream.is_open_to_key):
                     self._streams.drop(stream)
 
-    def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
-        name, seq = place_of(token) or (b"", 0)
-        stream = self._index.named(name)
+    def _check_page(
+        self, session: Session, stream: Stream | None, token: str, params: msgspec.Raw
+    ) -> tuple[Stream, int]:
+        _, seq = place_of(token) or (b"", 0)
         # The work is the same for unknown streams, so that timing leaks nothing.
         stream_id = token if stream is None else stream.id
         is_bound = stream is None or authenticated(stream.record.principal)
@@ -328,10 +357,9 @@ class Operations:
         if granted.ended:
             raise refusal(granted.ended)
         _check_cursor(stream, event.seq)
-        if (current := stream.displace()) is not None:
-            # The same response continues here, so its client must not get an error.
-            assert isinstance(current, Delivery)
-            current.drop() if current.granted is granted else current.supersede(connection)
+        self._displace(
+            stream, connection, Taker(session.name, self.request_id(event), granted.name)
+        )
         speaks = session.settings.dialects
         called_as = granted.reply_id if granted.is_call else None
         delivery = Delivery(
@@ -348,13 +376,53 @@ class Operations:
         )
         connection.attach(delivery)
 
+    def _displace(self, stream: Stream, by: Connection, taker: Taker) -> None:
+        """End the attached delivery, whether its connection lives or not: the newest wins.
+
+        A request may have waited for the owner of the stream while its client has gone, and has
+        come back over another connection. Then this one must not displace that. Raises `Refusal`.
+        """
+        if not by.channel.is_writable():
+            raise Refusal(INTERNAL_ERROR, "The connection is gone.")
+        if (current := stream.delivery) is not None and self._is_late(by, current, stream):
+            raise refusal("superseded")
+        if (displaced := stream.displace()) is not None:
+            displaced.give_way(taker)
+
+    def _is_late(self, by: Connection, current: Follower, stream: Stream) -> bool:
+        """Whether the attached delivery was asked for after this request was sent."""
+        if isinstance(current, Delivery):
+            return by.asked_at < current.asked_at
+        replicas, waited_s = self._streams.replicas, trio.current_time() - by.asked_at
+        assert replicas is not None
+        is_older = wall() - waited_s < current.attached_at
+        return is_older and not replicas.is_in_order(stream.id, waited_s)
+
+    async def load_question(self, message: Message) -> None:
+        """Load the stream whose request this message answers, where another replica has it."""
+        request_id = message.id
+        if self._streams.replicas is None or not isinstance(request_id, str):
+            return
+        name = _QUESTION_ID.fullmatch(request_id)
+        if name is not None and request_id not in self._answers:
+            await self._cache.named(bytes.fromhex(name[1]))
+
     async def load(self, session: HttpSession, event_id: str) -> None:
-        """Load the stream of this event id, if this session may resume it by event ids."""
+        """Load the stream of this event id, if this session may resume it by event ids.
+
+        Raises `StoreAway` where this replica ends: HTTP has a status for that.
+        """
+        if self._cache.is_leaving:
+            raise StoreAway("this replica ends: others have its calls")
         name = name_in(event_id)
         if name.hex() in session.streams:
-            await self._cache.named(name)
+            stream = await self._cache.named(name)
         else:
-            await self._cache.load_for(name, session.principal, session.key)
+            stream = await self._cache.load_for(name, session.principal, session.key)
+        if stream is not None and self._streams.replicas is not None:
+            # Another replica may have granted the response.
+            grants = await self._journal.grants(stream.id)
+            self._streams.sessions.load(stream, grants)
 
     def has_more(self, session: Session, event: EventId) -> bool:
         """Whether anything follows, or will follow, this event.
@@ -380,7 +448,7 @@ class Operations:
         return self._stream_of(event).request_id if reply_id is None else reply_id
 
     def _stream_of(self, event: EventId) -> Stream:
-        stream = self._index.get(event.stream)
+        stream = self._streams.here(event.stream)
         if stream is None:
             raise refusal("stream_not_found")
         return stream
@@ -412,6 +480,7 @@ class Operations:
             for each in found:
                 if isinstance(each, Stream):
                     await each.recorded()
+        found = [await self._asked_about(each) for each in found]
         reports = [
             self._report_loaded(each) if isinstance(each, Stream) else self._report_evicted(each)
             for each in found
@@ -419,17 +488,26 @@ class Operations:
         ]
         return reports, None if last is None else f"after-{last}"
 
+    async def _asked_about(self, each: Stream | Record) -> Stream | Record:
+        """The stream of a record, if another replica alone knows whether it waits for an answer."""
+        if isinstance(each, Stream) or not (each.owner and each.last_request):
+            return each
+        return await self._cache.find(each.stream) or each
+
     def _report_loaded(self, stream: Stream, after: int | None = None) -> Report:
-        stream.state.touch(trio.current_time())
+        stream.touch()
         return _report(stream.id, stream.request_id, stream.state, after)
 
     def _report_evicted(self, record: Record) -> Report:
         request_id = messages.parse(record.origin).id
         assert isinstance(request_id, int | str)
+        if self._streams.replicas is not None and record.owner:
+            self._streams.replicas.post(record.stream, Touched())
         return _report(record.stream, request_id, self._cache.touch(record))
 
     async def find(self, session: Session, intent: Resume | Poll) -> Stream:
         """The stream that is asked for. Raises `Refusal` where this client may not have it."""
+        self._cache.check_leaving()
         stream = await self._theirs(session, intent)
         # A stream that was never announced ends with its connection, so it cannot be resumed.
         if stream is None or not stream.record.is_announced:
@@ -469,8 +547,13 @@ class Operations:
 
     def ack(self, session: Session, stream_id: str, seq: int) -> None:
         """A client confirms what it has. An ack that it may not give is dropped."""
-        stream = self._index.get(stream_id)
-        if stream is None or not (session.settings.positions and stream.confirm(session, seq)):
+        stream, replicas = self._streams.here(stream_id), self._streams.replicas
+        may_ack = session.settings.positions
+        if may_ack and stream is not None and stream.confirm(session, seq):
+            return
+        if may_ack and replicas is not None:  # another replica may serve the client
+            replicas.post(stream_id, Acked(seq, session.name))
+        else:
             log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
 
     def answer(self, session: Session, message: Message) -> None:
@@ -484,8 +567,10 @@ class Operations:
             log.info("an answer to no open request was dropped", id=str(message.id)[:40])
             return
         stream = answer.stream
-        if stream.record.principal != session.principal and session not in answer.readers:
-            log.warning("an answer of another client was dropped", stream=stream.id[:8])
+        is_theirs = stream.record.principal == session.principal
+        if not is_theirs and not stream.may_answer(answer, session.name):
+            if not stream.pass_answer(session.name, message):
+                log.warning("an answer of another client was dropped", stream=stream.id[:8])
             return
         # Removed now, before the handler wakes up: a second answer may be in the same batch.
         del self._answers[request_id], stream.state.questions[request_id]
@@ -495,13 +580,7 @@ class Operations:
 
     def answer_as(self, stream: Stream, message: Message) -> None:
         """The answer to an open request of a stream, which another stream has asked for it."""
-        answer = self._answers.get(message.id) if isinstance(message.id, str) else None
-        if answer is not None and answer.stream is stream:
-            assert isinstance(message.id, str)
-            question = stream.state.questions.pop(message.id, None)
-            del self._answers[message.id]
-            if question is not None:
-                stream.answered(answer, question.seq, message)
+        self._streams.answer(stream, message)
 
     def stop(self, stream: Stream) -> None:
         """Cancel a call that no client wants."""
@@ -513,14 +592,15 @@ class Operations:
         request_id: RequestId,
         *,
         detaches: Callable[[Stream], bool] = lambda _: False,
-    ) -> None:
+    ) -> bool:
         """`notifications/cancelled`: stops the handler of a call, or detaches from a resume.
 
         Where it `detaches`, a call that may go on without a connection goes on without its client.
+        Returns whether this client has such a request here.
         """
         if (checking := session.checking.pop(request_id, None)) is not None:
             checking.cancel()
-            return
+            return True
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:
@@ -533,7 +613,7 @@ class Operations:
                 delivery.drop()
                 if is_stopped:
                     self._streams.cancel(stream)
-                return
+                return True
         # A newer resume of this client may have displaced the delivery before the cancel came. The
         # client may continue the older response all the same, which would displace the newer one.
         session.cancel_response(request_id)
@@ -541,12 +621,17 @@ class Operations:
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:
                 self._stop(delivery.stream, detaches)
-                return
+                return True
         for stream in reversed(self._index.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
             if is_meant and not (_is_answered(stream.state) or stream.is_left):
                 self._stop(stream, detaches)
-                return
+                return True
+        return False
+
+    def cancel_plainly(self, session: Session, request_id: RequestId, _: Any) -> None:
+        """As `cancel`, where no call detaches from its client."""
+        self.cancel(session, request_id)
 
     def _stop(self, stream: Stream, detaches: Callable[[Stream], bool]) -> None:
         """The client of a call wants it no more: cancel it, or leave it."""
@@ -558,18 +643,6 @@ class Operations:
             if delivery.granted is not None:
                 delivery.granted.ended = "cancelled"
             delivery.drop()
-
-
-def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
-    """End the attached delivery, whether its connection lives or not: the newest wins."""
-    current = stream.displace()
-    if current is None:
-        return
-    assert isinstance(current, Delivery)
-    if current.connection.session is by.session and current.waiting_id == reply_id:
-        current.drop()  # the same client asks again under this id, which must not get an error
-    else:
-        current.supersede(by)
 
 
 def _cursor(stream: Stream, intent: Resume | Poll, event_ids: EventIds | None) -> int | None:

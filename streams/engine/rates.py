@@ -17,10 +17,14 @@ class Rates:
 
     def __init__(self, per_s: float) -> None:
         """`per_s` is the number of requests per second in the long run; 0 for no limit."""
-        self._interval_s = 1 / per_s if per_s else 0.0
+        self._interval_s = self._alone_s = 1 / per_s if per_s else 0.0
         # For each principal the time at which its budget will be whole again. (This is the virtual
         # scheduling of ATM's "generic cell rate algorithm", which needs one number for each.)
         self._full_at: dict[str, float] = {}
+
+    def divide(self, replicas: int) -> None:
+        """So many replicas share the budgets: each has its part."""
+        self._interval_s = self._alone_s * replicas
 
     def check(self, principal: str) -> None:
         """Take a request from the budget. Raises `Refusal` where nothing is left."""

@@ -12,6 +12,7 @@ not want them. So such a message is dropped where it is not the next line in the
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -21,11 +22,11 @@ from streams.clock import backoff_s
 from streams.engine.committer import Committer
 from streams.engine.lifecycle import Question
 from streams.engine.retry import patiently
-from streams.errors import Missing, Refusal, refusal
+from streams.errors import Missing, Refusal, Unavailable, refusal
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.records import Answered, Checkpoint, Record, Restart, Restarted
 from streams.limits import Limits
-from streams.messages import Kind, RequestId
+from streams.messages import Kind, RequestId, Run
 
 # The first restart comes at once, the second after this pause. Each further pause is twice as long,
 # up to the maximum: a call that kills its server must not do so over and over without a pause.
@@ -56,6 +57,12 @@ class Rerun:
     def state(self) -> bytes | None:
         """The JSON of the last checkpoint before the server died; None without a checkpoint."""
         return self._restart.state
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the store has kept all lines that are expected once more."""
+        lost = self._record.lost
+        return lost is None or lost[1] <= self._restart.seq
 
     @property
     def is_over(self) -> bool:
@@ -133,13 +140,30 @@ class Rerun:
         return self._lines[0]
 
     async def _lines_after(self, seq: int) -> Sequence[bytes]:
-        last = self._record.last
-        runs = await patiently(
-            lambda: self._journal.read(self._record.stream, seq, bytes_max=STORED_BYTES_MAX)
-        )
-        if not runs:
-            raise Missing(seq + 1, last)
-        return [line for run in runs for line in run.lines][: last - seq]
+        runs = await patiently(partial(self._read, seq))
+        return [line for run in runs for line in run.lines][: self._record.last - seq]
+
+    async def _read(self, seq: int) -> Sequence[Run]:
+        """The runs behind `seq`.
+
+        Raises `Refusal` if a store has lost them, `Unavailable` if their owner may put them back.
+        """
+        stream, gap = self._record.stream, Missing(seq + 1, self._record.last)
+        try:
+            runs = await self._journal.read(stream, seq, bytes_max=STORED_BYTES_MAX)
+        except Missing as missing:
+            runs, gap = (), missing
+        if runs and runs[0].seq == seq + 1:
+            return runs
+        if not self._journal.replica:
+            raise gap
+        record = await self._journal.find(stream)
+        if record is not None and record.has_lost(seq + 1):
+            raise refusal("interrupted").saying(
+                "The store has lost messages of this call, which cannot be continued without them: "
+                "make the call again if that is safe."
+            )
+        raise Unavailable(str(gap)) from gap
 
     def _take(self) -> None:
         self._lines.popleft()

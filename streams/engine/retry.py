@@ -1,23 +1,55 @@
 """Retries of reads from a journal that is busy for a while."""
 
+import itertools
+import math
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
 
-from streams.errors import Unavailable
+from streams.clock import backoff_s
+from streams.errors import JournalUnusable, Unavailable
 from streams.logs import log
 
-BUSY_S: Final = 0.5  # before a journal that could not be read is read again
+# Before a journal that could not be read is read again. A store that is away is not bothered by it:
+# calls fail without it, until the next attempt to connect is due.
+RETRY_FIRST_S: Final = 0.05
+RETRY_LAST_S: Final = 0.2
+# How long a server that starts waits for its store, which may be starting too, or reading its data.
+START_S: Final = 30.0
 
 _T = TypeVar("_T")
 
 
-async def patiently(ask: Callable[[], Awaitable[_T]]) -> _T:
-    """Repeat `ask` until the journal can be read, and return its answer."""
-    while True:
+async def patiently(
+    ask: Callable[[], Awaitable[_T]],
+    *,
+    for_s: float = math.inf,
+    doing: str = "the journal cannot be read; trying again",
+) -> _T:
+    """Repeat `ask` until the journal can be read, and return its answer.
+
+    The log says once what the server is `doing`. Raises `Unavailable` after `for_s` seconds.
+    """
+    give_up_at = trio.current_time() + for_s
+    for failures in itertools.count():
         try:
             return await ask()
         except Unavailable as trouble:
-            log.info("the journal cannot be read; trying again", why=str(trouble))
-        await trio.sleep(BUSY_S)
+            if trio.current_time() >= give_up_at:
+                raise
+            if not failures:
+                log.info(doing, why=str(trouble))
+        await trio.sleep(backoff_s(RETRY_FIRST_S, failures, RETRY_LAST_S))
+    raise AssertionError("it ends with an answer")
+
+
+async def at_start(ask: Callable[[], Awaitable[_T]]) -> _T:
+    """As `patiently`, while a server starts. Raises `JournalUnusable` after `START_S`."""
+    try:
+        return await patiently(ask, for_s=START_S, doing="waiting for the store of the journal")
+    except Unavailable as trouble:
+        raise JournalUnusable(
+            f"{trouble}; the server has waited for {START_S:g} s: start the store, or look at its "
+            "log, or name another one with --journal."
+        ) from trouble

@@ -10,9 +10,13 @@ the grant of that delivery:
 `.end` follows where the event said that nothing more will come of that response.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -24,8 +28,10 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.notices import resource_updated
+from streams.engine.retry import patiently
 from streams.engine.stream import Stream
-from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
+from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal, Unavailable
+from streams.journal.contract import Journal
 from streams.journal.sessions import (
     DropGrant,
     DropSession,
@@ -43,6 +49,8 @@ from streams.protocol import clients, extension
 SUBSCRIPTIONS: Final = "mcp-streams/subscriptions"
 GRANTS_MAX: Final = 16  # of one stream in one session; a new one replaces the oldest
 SEEN_EVERY_S: Final = 3600.0  # how late the journal may learn of the last use of a session
+
+TOGETHER_S: Final = 0.1  # a post that comes within that may be of an older standing stream
 
 END: Final = ".end"
 _EVENT_ID: Final = re.compile(
@@ -70,11 +78,12 @@ class HttpSession(Session):
         super().__init__(caller or _nameless(key))
         self.is_anonymous = caller is None
         self._begun: WeakSet[Stream] = WeakSet()
-        self.key = key
+        self.key = self.name = key
         self.seen_at = 0.0  # when it was used last, in wall time
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
         # Around the event stream that belongs to no request, while the client has it open.
         self.standing: trio.CancelScope | None = None
+        self.standing_since = -math.inf  # in trio's time
 
     @property
     def is_at_work(self) -> bool:
@@ -136,6 +145,12 @@ class HttpSession(Session):
         session.seen_at = record.seen_at
         return session
 
+    def refresh(self, record: SessionRecord) -> None:
+        """Take over what another replica has changed: the log level and the subscriptions."""
+        capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
+        self.subscriptions = dict.fromkeys(capabilities.get(SUBSCRIPTIONS, ()))
+        self.set_level(record.level)
+
 
 class _Named:
     """A stream whose event ids a session was given."""
@@ -154,6 +169,7 @@ class Sessions:
 
     def __init__(
         self,
+        journal: Journal,
         committer: Committer,
         keyring: Keyring,
         limits: Limits,
@@ -161,6 +177,7 @@ class Sessions:
         on_end: Callable[[HttpSession], None],
     ) -> None:
         self._on_end = on_end
+        self._journal = journal
         self._committer = committer
         self._keyring = keyring
         self._limits = limits
@@ -172,6 +189,18 @@ class Sessions:
         # several sessions, and which of these had the response is not known.
         self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = wall() - trio.current_time()
+        # Of a shared journal: what the other replicas are told of a session, by its key.
+        self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
+        self.count_replicas: Callable[[], int] = lambda: 1
+        # The same of a standing stream that has opened, with when it did, in wall time.
+        self.on_listening: Callable[[str, float], None] = lambda key, at: None
+        self._saving: Counter[str] = Counter()  # how many changes of a session are not durable yet
+        # The sessions that another replica may have changed, with the number of the change.
+        self._doubtful: dict[str, int] = {}
+        self._changes = count(1)
+        # The notices that a list has changed since the start of this replica, by their keys. A
+        # session that comes from another replica may not have received them there.
+        self.changed_lists: dict[str, bytes] = {}
 
     def _now(self) -> float:
         """Wall time without the steps of the clock since the start, which make no session idle."""
@@ -202,21 +231,129 @@ class Sessions:
         principal = stream.record.principal
         for owner in self._of_principal.get(principal, {}).values():
             if owner.is_anonymous:
-                self._name(owner, stream.id).granted[""] = Granted(None)
+                self._name(owner, stream.id).granted.setdefault("", Granted(None))
             else:
                 self._unclaimed |= dict.fromkeys(self._keyring.event_keys(stream.id), stream)
                 break
         for grant in grants:
             if session := self._by_key.get(grant.session):
-                self._name(session, stream.id).granted[grant.delivery] = Granted(grant)
+                self._name(session, stream.id).granted.setdefault(grant.delivery, Granted(grant))
 
     # Sessions
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other replicas have sessions that are not in memory here."""
+        return self.tell_others is not None
+
+    def held(self, key: str) -> HttpSession | None:
+        """The session with this key, if it is in memory."""
+        return self._by_key.get(key)
+
+    async def fetch(self, session_id: str) -> None:
+        """Load the session of this id, if the journal is shared and another replica has it.
+
+        "The server MAY terminate the session at any time, after which it MUST respond to requests
+        containing that session ID with HTTP 404 Not Found": at every replica, and at once. Posts
+        between replicas may come later than the client's next request.
+        """
+        if self.tell_others is None:
+            return
+        key = hashed(session_id)
+        if key not in self._by_key or key in self._doubtful:
+            await self.refresh(key)
+        elif self.count_replicas() > 1:
+            with suppress(Unavailable):  # the session goes on, as far as is known here
+                await self._look_at(key)
+
+    async def _look_at(self, key: str) -> None:
+        """Learn what another replica has changed in a session that is held here."""
+        was_saved, was_saving = self._saved.get(key), self._saving[key]
+        record = await self._journal.session(key)
+        held, saved = self._by_key.get(key), self._saved.get(key)
+        if held is None or saved is None:
+            return
+        if record is None:
+            self.unload(held)
+            return
+        is_ours = self._saving[key] or held.has_changed or held.level != saved.level
+        is_ours = is_ours or was_saving or saved is not was_saved  # it was read before that
+        is_same = (record.level, record.capabilities) == (saved.level, saved.capabilities)
+        if not is_ours and not is_same:
+            self._saved[key] = record
+            held.refresh(record)
+
+    async def refresh(self, key: str) -> None:
+        """Read a session, which another replica has begun or may have changed, from the journal."""
+        change = self._doubtful.get(key)
+        record = await self._journal.session(key)
+        if self._doubtful.get(key) == change:  # else it was changed once more
+            self._doubtful.pop(key, None)
+        held = self._by_key.get(key)
+        if record is None:
+            if held is not None:
+                self.unload(held)
+        elif held is None:
+            session = HttpSession.of(record)
+            for notice, line in self.changed_lists.items():
+                session.notify(line, key=notice)
+            self._saved[key] = session.record()
+            self._hold(session)
+        else:
+            self._saved[key] = record
+            held.refresh(record)
+
+    def doubt(self) -> None:
+        """News were lost: look each session up when it is used next."""
+        self._doubtful = {key: next(self._changes) for key in self._by_key}
+
+    async def refresh_doubtful(self) -> None:
+        """Read all sessions that another replica may have changed."""
+        for key in list(self._doubtful):
+            if key in self._by_key:
+                await patiently(partial(self.refresh, key))
+
+    def changed(self, key: str, *, is_over: bool) -> None:
+        """Another replica has changed or ended a session."""
+        session = self._by_key.get(key)
+        if session is None:
+            return
+        if is_over:
+            self.unload(session)
+        else:
+            self._doubtful[key] = next(self._changes)
+
+    def listen(self, session: HttpSession) -> trio.CancelScope:
+        """A standing stream opens within the scope that is returned: the newest wins."""
+        if session.standing is not None:
+            session.standing.cancel()
+        session.standing, session.standing_since = trio.CancelScope(), trio.current_time()
+        self.on_listening(session.key, self._now())
+        return session.standing
+
+    def listens_elsewhere(self, key: str, at: float) -> None:
+        """A standing stream of a session has opened at another replica.
+
+        That is the newest to be heard of. The wall clocks of replicas tell which is newer where
+        both have opened at about the same time.
+        """
+        session = self._by_key.get(key)
+        if session is None or session.standing is None:
+            return
+        is_young = trio.current_time() - session.standing_since < TOGETHER_S
+        if not is_young or session.standing_since + self._wall_ahead_s <= at:
+            session.standing.cancel()
+
+    def unload(self, session: HttpSession) -> None:
+        """Let a session leave memory, and close its connections; the journal keeps it."""
+        self._leave(session)
+        session.on_end()
 
     def find(self, session_id: str, caller: str | None = None) -> HttpSession | None:
         """This caller's session of this id, which counts as used now. Idle sessions are ended."""
         now = self._now()
         for session in self._idle(now):
-            self.end(session)
+            self._end_unused(session)
         key = hashed(session_id)
         found = self._by_key.get(key)
         if found is None or not found.is_of(caller):
@@ -230,6 +367,8 @@ class Sessions:
     async def add(self, session: HttpSession) -> None:
         """Add a session. Raises `Refusal` where there are too many, or the journal takes none."""
         self._committer.check()
+        if self.tell_others is not None:
+            await self._check_number(session.principal)
         theirs = self._of_principal.get(session.principal, {})
         # A principal with too many sessions loses one of its own.
         if len(theirs) >= self._limits.sessions_per_principal_max:
@@ -239,6 +378,14 @@ class Sessions:
         session.seen_at = self._now()
         self._hold(session)
         await self._committer.settled(self._save(session))
+
+    async def _check_number(self, principal: str) -> None:
+        """Raise `Refusal` where all replicas together have too many sessions."""
+        limits, count = self._limits, self._journal.count_sessions
+        if await count(principal) >= limits.sessions_per_principal_max:
+            raise Refusal(INTERNAL_ERROR, "You have too many sessions: end one (DELETE) first.")
+        if await count() >= limits.sessions_max:
+            raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
 
     def _hold(self, session: HttpSession) -> None:
         session.on_change = partial(self.save_settings, session)
@@ -250,41 +397,65 @@ class Sessions:
         oldest = min(idle, key=attrgetter("seen_at"), default=None)
         if oldest is None:
             raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
-        self.end(oldest)
+        self._end_unused(oldest)
+
+    def _end_unused(self, session: HttpSession) -> None:
+        """End a session that is not in use here; in a shared journal it may be in use elsewhere."""
+        if self.tell_others is None:
+            self.end(session)
+        else:
+            self.unload(session)
 
     async def save_settings(self, session: HttpSession) -> None:
         """Store the log level and the subscriptions of a session, if the client changed them."""
         saved = self._saved.get(session.key)  # None where the session was ended meanwhile
         if saved is not None and (session.has_changed or session.level != saved.level):
             session.has_changed = False
-            await self._committer.settled(self._save(session))
+            self._saving[session.key] += 1
+            try:
+                await self._committer.settled(self._save(session))
+            finally:
+                self._saving -= Counter([session.key])
+            if self.tell_others is not None:
+                await self.tell_others(session.key, False)
 
     def _save(self, session: HttpSession) -> SaveSession:
         record = self._saved[session.key] = session.record()
         return SaveSession(record)
 
     async def close(self, session: HttpSession) -> None:
-        """End a session for its client. Raises `Refusal` where the journal takes nothing."""
+        """End a session for its client.
+
+        Raises `Refusal` where the journal takes nothing, and `Unavailable`.
+        """
         self._committer.check()
+        if self.tell_others is not None:
+            await self._journal.session(session.key)  # is the store there?
         self.end(session)
         await self._committer.settled()
+        if self.tell_others is not None:
+            await self.tell_others(session.key, True)
 
     def end(self, session: HttpSession) -> None:
         """Forget a session and close its connections. `on_end` decides about its streams."""
+        self._leave(session)
+        self._committer.add(DropSession(session.key))
+        self._on_end(session)
+        session.on_end()
+
+    def _leave(self, session: HttpSession) -> None:
         if session.standing is not None:
             session.standing.cancel()
         for delivery in list(session.deliveries):
             delivery.connection.hang_up()
         self._by_key.pop(session.key, None)
         self._saved.pop(session.key, None)
+        self._doubtful.pop(session.key, None)
         theirs = self._of_principal.get(session.principal, {})
         if theirs.pop(session.key, None) and not theirs:
             del self._of_principal[session.principal]
         for named in session.streams.values():
             self._holders[named.stream].discard(session)
-        self._committer.add(DropSession(session.key))
-        self._on_end(session)
-        session.on_end()
 
     def __iter__(self) -> Iterator[HttpSession]:
         return iter(list(self._by_key.values()))

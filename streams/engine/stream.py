@@ -20,10 +20,11 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import LIVE, Event, ProgressToken, Question, StreamState
+from streams.engine.posts import Taker
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
-from streams.journal.records import Ack, Append, Close, Create, Forget, Record
+from streams.journal.records import Ack, Append, Close, Create, Forget, Record, Restore
 from streams.keys import Keyring, new_request_id
 from streams.limits import Limits, Overflow
 from streams.messages import LEVELS, Message, RequestId, Run
@@ -44,6 +45,10 @@ class Reader(Protocol):
     """The client of a delivery. Two deliveries to one client have the same object."""
 
     @property
+    def name(self) -> str:
+        """The name of its session."""
+
+    @property
     def level(self) -> str:
         """The least severe log messages that it wants."""
 
@@ -56,6 +61,12 @@ class Follower(Protocol):
     """A delivery, as its stream sees it. At most one is attached to a stream."""
 
     number: int  # in the order of the stream's deliveries; set when it is attached
+    attached_at: float  # when its client asked for it, in wall time
+    waited_s: float  # since then until it was attached
+
+    @property
+    def asked_at(self) -> float | None:
+        """No later than this it was asked for, in trio's time of the owner; None: unknown."""
 
     @property
     def reader(self) -> Reader:
@@ -77,8 +88,23 @@ class Follower(Protocol):
     def reply_id(self) -> RequestId | None:
         """The id of the resume that asked for it; None for the original request's own."""
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether its client can only wait for the end: it has no way to come back."""
+
     def wake(self) -> None:
         """The stream may have something to deliver."""
+
+    @property
+    def taker(self) -> Taker:
+        """The client and its request, for a delivery that is displaced by this one."""
+
+    def give_way(self, by: Taker) -> None:
+        """The newest delivery wins: this one was displaced, and tells its client so.
+
+        It tells nothing to a client that has asked again under the same id, or continues the same
+        response: that client must not get an error.
+        """
 
     def drop(self) -> None:
         """Detach from the stream and send nothing more."""
@@ -88,6 +114,9 @@ class Follower(Protocol):
 
     def fail(self, refused: Refusal) -> None:
         """Detach from the stream and send this error to the client."""
+
+    def hang_up(self) -> None:
+        """Close the connection: the client comes back, perhaps to another replica."""
 
     def let_go(self) -> bool:
         """Detach if the client can resume. False, and nothing done, if that would lose a call."""
@@ -145,6 +174,7 @@ class Stream:
         "is_findable",
         "is_held",
         "is_left",
+        "is_lost",
         "is_progress_wanted",
         "is_reachable",
         "is_recorded",
@@ -211,7 +241,8 @@ class Stream:
         # back to it. If its result is the first thing that the handler sends, it is sent as a plain
         # response, and nothing is ever stored. A new stream is *held* while its delivery waits for
         # the first message. Then one write has the announcement and a result that comes soon.
-        self.is_deferred = self.is_held = self.is_left = False
+        # A stream is *lost* once another replica has taken it over.
+        self.is_deferred = self.is_held = self.is_left = self.is_lost = False
         # A *findable* call can be found by its caller again, by a short name or by making the same
         # call (`streams.server.patience`). While it is *left*, its last client has stopped waiting
         # for it: then progress is not numbered. The response of a call that may be asked for again
@@ -261,7 +292,9 @@ class Stream:
         """Give the record to the journal, if that is deferred."""
         if self.is_deferred:
             self.is_deferred = False
-            self._committer.add(Create(self.record))
+            # In a shared journal other replicas find it by its names from now on.
+            names = self.names if self.record.owner and self.record.is_announced else ()
+            self._committer.add(Create(self.record, names))
             self._committer.mark(self, 0)  # calls `committed` when the record is durable
             self._on_stored(self)
 
@@ -336,7 +369,7 @@ class Stream:
         """
         rerun = self.rerun
         first_id = None if rerun is None else await self._compared(rerun.asked(method, params))
-        request_id = new_request_id() if first_id is None else first_id
+        request_id = self._new_request_id() if first_id is None else first_id
         answer = Answer(self) if first_id is None else self._rerun_answers[first_id]
         try:
             if first_id is None:
@@ -349,6 +382,13 @@ class Stream:
             if self._answers.get(request_id, answer) is answer:  # else it is asked once more
                 self._answers.pop(request_id, None)
                 self.state.questions.pop(request_id, None)
+
+    def _new_request_id(self) -> str:
+        """An id for a request. Any replica that gets the answer finds the stream by it."""
+        request_id = new_request_id()
+        if not self.record.owner:
+            return request_id
+        return f"{request_id}.{self._keyring.names(self.id)[0].hex()}"
 
     async def _send_request(self, request_id: RequestId, line: bytes) -> None:
         await self._let_out_ahead_of(line)
@@ -370,6 +410,10 @@ class Stream:
 
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
+        self.take_progress_token(token)
+
+    def take_progress_token(self, token: ProgressToken | None) -> None:
+        """Report progress under this token, that of the client that is attached now."""
         self._progress_token = token
         self.is_progress_wanted = self._asked_for_progress or token is not None
 
@@ -380,8 +424,8 @@ class Stream:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the server shuts down, and will restart the call when it is back."""
-        return self.rerun is not None and self.rerun.is_suspended
+        """Whether the call goes on later, in a server that is back or at another replica."""
+        return self.is_lost or (self.rerun is not None and self.rerun.is_suspended)
 
     @property
     def level(self) -> str:
@@ -552,6 +596,16 @@ class Stream:
         if seq or not self.is_held:
             self.release()
 
+    def hand_elsewhere(self, last: int, size: int) -> None:
+        """The delivery at another replica has handed so much; see `StreamState.hand_elsewhere`."""
+        self._newest_handed = last
+        self.state.committed(last)
+        if self.state.hand_elsewhere(last, size):
+            self._delivered(self.newest)
+        if self.state.questions:
+            self.let_answer(self._reader, last)
+        self.make_use_of_room()
+
     def hand(self, runs: Sequence[Run], last: int) -> None:
         """The attached delivery has handed these runs, up to `last`, to its sender."""
         self._newest_handed = last
@@ -559,7 +613,7 @@ class Stream:
         for run in runs:
             is_news |= self.state.hand(run)
         if is_news:
-            self._delivered()
+            self._delivered(self.newest)
         if self.state.questions:
             self.let_answer(self._reader, last)
         self.make_use_of_room()
@@ -571,6 +625,24 @@ class Stream:
             if question.seq <= seq:
                 self._answers[request_id].readers.add(reader)
 
+    @property
+    def is_introduced(self) -> bool:
+        """Whether the owner of the stream knows of the delivery that is attached here."""
+        return True
+
+    def may_answer(self, answer: Answer, session: str) -> bool:
+        """Whether the client of this session was sent the request, or is attached now."""
+        delivery = self.delivery
+        is_attached = delivery is not None and delivery.reader.name == session
+        return is_attached or any(reader.name == session for reader in answer.readers)
+
+    def pass_answer(self, session: str, message: Message) -> bool:
+        """Let the owner decide about a client's answer; False where this replica owns the stream.
+
+        The request may have been sent to the client by another replica than this one.
+        """
+        return False
+
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """The client has answered the request at `seq`."""
         if self.rerun is None:
@@ -578,6 +650,10 @@ class Stream:
         else:
             line = messages.answer(message)
             self.rerun.keep_answer(seq, line, lambda: answer.give(message))
+
+    def restoration(self) -> Restore:
+        """The change that puts its record back where a store has lost the newest one."""
+        return Restore(self.record.fence, self.state.restored(self.record))
 
     def close(self, event: Event) -> Close:
         """Abandon or cancel the stream; returns the change for the journal."""
@@ -593,8 +669,8 @@ class Stream:
         was_deferred, self.is_deferred = self.is_deferred, False
         return None if was_deferred else Forget(self.id, self.record.fence)
 
-    def acknowledge(self, seq: int) -> None:
-        """The client is known to have everything up to `seq`.
+    def acknowledge(self, seq: int, by: int = 0) -> None:
+        """The client is known to have everything up to `seq`, as `mark_delivered` has it.
 
         In a stream with pages this deletes nothing, because a client may ask for a page again. A
         response that stays is kept for the same reason.
@@ -602,15 +678,16 @@ class Stream:
         if self.stays and self.state.is_ended:
             seq = min(seq, self.state.last - 1)
         if not self.state.is_paged:
-            self.mark_delivered(seq)
+            self.mark_delivered(seq, by)
 
-    def mark_delivered(self, seq: int) -> None:
+    def mark_delivered(self, seq: int, by: int = 0) -> None:
         """Count everything up to `seq` as delivered, pages too.
 
+        `by` is the number of the delivery that shows it, or 0 for the cursor of a new request.
         The delivered mark never passes the attached delivery. Only this method and `hand` move it.
         """
         if not self.is_evicted and self.state.deliver(seq):
-            self._delivered()
+            self._delivered(by)
             self.make_use_of_room()
 
     @property
@@ -626,6 +703,11 @@ class Stream:
         self.is_reachable = True
         return self._keyring.page_token(self.id, seq, self.digest)
 
+    @property
+    def reader(self) -> Reader | None:
+        """The client of the newest delivery, even if that is over."""
+        return self._reader
+
     def confirm(self, reader: Reader, seq: int) -> bool:
         """A client says by an ack or an answer that it has everything up to `seq`.
 
@@ -634,13 +716,18 @@ class Stream:
         """
         if reader is not self._reader or seq > self._newest_handed:
             return False
-        self.acknowledge(seq)
+        self.acknowledge(seq, self.newest)
         return True
+
+    def confirm_as(self, session: str, seq: int) -> None:
+        """As `confirm`, by the client of the session with this name, from another replica."""
+        if self._reader is not None and self._reader.name == session:
+            self.confirm(self._reader, seq)
 
     def prove(self, delivery_number: int, seq: int) -> None:
         """A sign of life shows that a delivery was read up to `seq`. Only the newest one counts."""
         if delivery_number == self.newest:
-            self.acknowledge(seq)
+            self.acknowledge(seq, self.newest)
 
     def may_be_confirmed(self, now: float) -> bool:
         """Whether an ack or a sign of life may still move the delivered mark."""
@@ -665,6 +752,14 @@ class Stream:
         self.is_left = False
         if self.on_attach is not None:
             self.on_attach(self)
+
+    def touch(self) -> None:
+        """The client has asked how the stream is: the clock of `max` starts again."""
+        self.state.touch(trio.current_time())
+
+    def await_again(self) -> None:
+        """A client waits for the call by its name, or by making the same call."""
+        self.is_findable = self.stays = True
 
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""
@@ -702,6 +797,9 @@ class Stream:
         leave(self._left_at)
         self._on_settled(self)
 
+    def read_differently(self, delivery: Follower) -> None:
+        """The client of this delivery wants log messages of another level."""
+
     async def change(self) -> None:
         """Wait for the next `notify`, whatever has changed."""
         if self._changed is None:
@@ -714,7 +812,7 @@ class Stream:
             self._changed.set()
             self._changed = None
 
-    def _delivered(self) -> None:
+    def _delivered(self, by: int) -> None:
         self._committer.ack(Ack(self.id, self.record.fence, self.state.delivered))
         if self.state.is_drained:
             self._on_settled(self)

@@ -7,17 +7,19 @@ has. Evicted ones are loaded when a client asks for them (`streams.engine.cache`
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
 from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
+from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
+from streams.engine.posts import ToOwner
 from streams.engine.rerun import Rerun
-from streams.engine.retry import patiently
+from streams.engine.retry import at_start, patiently
 from streams.engine.sessions import HttpSession, Sessions
 from streams.engine.stream import Answer, Stream
 from streams.errors import refusal
@@ -40,6 +42,31 @@ STORED_AT_ONCE: Final = 100  # deferred streams, at 20 µs each; then other task
 WEIGHED_EVERY_S: Final = 1.0
 
 
+class Others(Protocol):
+    """The other replicas of a journal that is shared, as its streams see them."""
+
+    def here(self, stream_id: str) -> FollowedStream | None:
+        """The stream of this id that is followed here."""
+
+    async def follow(self, record: Record) -> Stream | None:
+        """The stream of a record, which another replica owns; None if that is no longer so."""
+
+    async def adopt(self, record: Record) -> Stream:
+        """Hold a stream that this replica owns from now on."""
+
+    def post(self, stream: str, post: ToOwner) -> None:
+        """Send this to the owner of a stream."""
+
+    def is_in_order(self, stream_id: str, waited_s: float) -> bool:
+        """Whether a request for a stream, which has waited so long, is newer than all before it."""
+
+    def doubt(self) -> None:
+        """This replica may own streams that it does not know of."""
+
+    async def be_sure(self) -> None:
+        """Wait until it is known which streams this replica owns. Raises `StoreAway`."""
+
+
 class Streams:
     """The streams of one journal. First `take_over`, then `run` in a task of its own."""
 
@@ -58,8 +85,8 @@ class Streams:
         self._keyring = keyring
         self._limits = limits
         self.answers: dict[RequestId, Answer] = {}  # that the handlers of all streams wait for
-        self.index = Registry(limits, keyring)
-        self.sessions = Sessions(committer, keyring, limits, on_end=self._end_session)
+        self.index = Registry(limits, keyring, replica=journal.replica)
+        self.sessions = Sessions(journal, committer, keyring, limits, on_end=self._end_session)
         self.cache = Cache(journal, self.index, committer, keyring, limits, self)
         self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
         self._deferral_s = deferral_s
@@ -69,13 +96,18 @@ class Streams:
         self._has_deferred = trio.Event()
         self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
+        self.lives = 1  # how many replicas live, which share the limit on bytes
+        self.replicas: Others | None = None  # where the journal is shared
         # The principals of ended sessions: never more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
 
     async def take_over(self) -> list[Stream]:
         """Take over the streams of the journal; returns those whose calls are to be restarted."""
-        totals = await self._journal.totals()
+        count = self._journal.totals
+        totals = await (count() if self.replicas is None else at_start(count))
         self.index.last_number, self.index.evicted = totals.last_number, totals.evicted
+        if self.replicas is not None:  # it takes over what is free, and loads what is asked for
+            return []
         for record in await self._journal.claim():
             self._take_over(record)
         self.sessions.take_over(*await self._journal.sessions(), self.index)
@@ -101,6 +133,73 @@ class Streams:
             self._forget(stream)
         elif record.outcome is Outcome.LIVE and stream.rerun is None:
             self.interrupt(stream)
+
+    def adopt(self, record: Record, grants: Sequence[Grant]) -> Stream:
+        """Hold a stream of another replica that is gone. A call that cannot restart ends."""
+        stream = self._hold_stored(record, trio.current_time())
+        stream.was_evicted = record.due_at is not None
+        self.sessions.load(stream, grants)
+        is_live = record.outcome is Outcome.LIVE
+        if not record.is_announced:
+            self._forget(stream)
+        elif is_live and (stream.rerun is None or not stream.rerun.is_whole):
+            self.interrupt(stream)
+        return stream
+
+    def lose(self, stream: Stream) -> None:
+        """Another replica has taken over this stream: its handler stops, and its client leaves."""
+        if self.index.get(stream.id) is not stream:
+            return
+        stream.is_lost = True
+        stream.scope.cancel()
+        self.index.remove(stream)
+        self._deferred.pop(stream, None)
+        self._due.pop(stream, None)
+        self.cache.lose(stream)
+        self._deadlines.forget(stream)
+        self.sessions.forget(stream)
+        if (delivery := stream.delivery) is not None:
+            delivery.hang_up()
+
+    async def follow(self, record: Record) -> Stream | None:
+        """See `Owner.follow`."""
+        assert self.replicas is not None
+        if record.owner == self._journal.replica:
+            return await self.replicas.adopt(record)
+        return await self.replicas.follow(record)
+
+    async def be_sure(self) -> None:
+        """See `Owner.be_sure`."""
+        if self.replicas is not None:
+            await self.replicas.be_sure()
+
+    def doubt(self) -> None:
+        """See `Owner.doubt`."""
+        if self.replicas is not None:
+            self.replicas.doubt()
+
+    def here(self, stream_id: str) -> Stream | None:
+        """The stream of this id, if it is in memory, of this replica or followed."""
+        stream = self.index.get(stream_id)
+        if stream is None and self.replicas is not None:
+            return self.replicas.here(stream_id)
+        return stream
+
+    def answer(self, stream: Stream, message: Message, session: str | None = None) -> None:
+        """The client's answer to an open request of this stream.
+
+        With `session`, that client must have been sent the request.
+        """
+        answer = self.answers.get(message.id) if isinstance(message.id, str) else None
+        if answer is not None and answer.stream is stream:
+            if session is not None and not stream.may_answer(answer, session):
+                log.warning("an answer of another client was dropped", stream=stream.id[:8])
+                return
+            assert isinstance(message.id, str)
+            question = stream.state.questions.pop(message.id, None)
+            del self.answers[message.id]
+            if question is not None:
+                stream.answered(answer, question.seq, message)
 
     def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
         """See `Owner.load`."""
@@ -173,12 +272,15 @@ class Streams:
         """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
         self._check_bytes(principal)
         for forgotten in await self.cache.make_room(principal):
+            if isinstance(forgotten, FollowedStream):
+                self.drop(forgotten)
             # With the record of the new stream: otherwise its first message waits for two commits.
             self._forget(forgotten, may_wait=True)
 
     def _check_bytes(self, principal: str) -> None:
         """Raise `Refusal` where this principal has too many undelivered bytes, or just had."""
-        limit, now = self._limits.bytes_per_principal_max, trio.current_time()
+        limit = math.ceil(self._limits.bytes_per_principal_max / self.lives)
+        now = trio.current_time()
         if now - self._weighed_at >= WEIGHED_EVERY_S:
             self._weighed_at = now
             self._weighed.clear()
@@ -206,7 +308,10 @@ class Streams:
 
     def cancel(self, stream: Stream) -> None:
         """The client cancels the call."""
-        self._close(stream, Event.CANCEL)
+        if isinstance(stream, FollowedStream):
+            stream.stop()
+        else:
+            self._close(stream, Event.CANCEL)
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its delivery, or its client has all of it."""
@@ -263,6 +368,9 @@ class Streams:
 
     def drop(self, stream: Stream) -> None:
         """Stop the handler and keep nothing: no client can resume the stream, or none needs to."""
+        if isinstance(stream, FollowedStream):
+            stream.stop(is_dropped=True)
+            return
         stream.scope.cancel()
         self._forget(stream)
         if stream.delivery is not None:

@@ -2,9 +2,14 @@
 
 A journal keeps records and lines of streams (`streams.journal.records`), and sessions over HTTP
 (`streams.journal.sessions`). All writing is one method, `commit`: many changes in one durable step.
+
+Some storages are shared by several processes, the *replicas* of one server. A stream is owned by
+one replica, which alone appends to it; the others follow it. A storage with one process at a time
+has no replicas (`streams.journal.alone`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
 import msgspec
@@ -38,12 +43,33 @@ class Totals(msgspec.Struct, frozen=True):
     last_number: int  # the highest number of a record; 0 if there are no records
 
 
-class Lookups(Protocol):
-    """How evicted streams are found, which are not in memory.
+class Post(msgspec.Struct, frozen=True):
+    """A message from one replica to another."""
 
-    A stream is *evicted* from its first `Evict` until it is forgotten, even while the engine has
-    loaded it. There may be millions of them, so no method returns them all: `limit` bounds how many
-    are returned.
+    sender: str  # a replica
+    stream: str  # what it is about; "" for a message about no stream
+    body: bytes
+
+
+class News(msgspec.Struct, frozen=True):
+    """The events in a shared journal since the last call of `Journal.news`.
+
+    It may name a stream that has not changed.
+    """
+
+    changed: frozenset[str] = frozenset()  # streams that this replica follows
+    posts: Sequence[Post] = ()  # to this replica, those of one sender in the order of sending
+    is_all: bool = False  # news were lost: anything that is followed or cached may have changed
+    has_released: bool = False  # there may be streams without an owner: `claim` them
+
+
+class Lookups(Protocol):
+    """How streams are found that are not in memory.
+
+    In a journal with one owner these are the evicted ones. A stream is *evicted* from its first
+    `Evict` until it is forgotten, even while the engine has loaded it. In a shared journal they are
+    all that this replica does not own. There may be millions of them, so no method returns them
+    all: `limit` bounds how many are returned.
 
     All methods may raise `Unavailable` (try again) or `JournalUnusable` (fatal).
     """
@@ -62,7 +88,7 @@ class Lookups(Protocol):
         """
 
     async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
-        """The id of the evicted stream that was given this name.
+        """The id of the stream that was given this name last, by `Evict` or by `Create`.
 
         With `is_secret` only its owner can ask for it, so an unknown one may be answered sooner.
         """
@@ -73,13 +99,13 @@ class Lookups(Protocol):
     async def listed(
         self, principal: str, *, after: int, limit: int, only_read: bool = False
     ) -> Sequence[Record]:
-        """A principal's evicted streams that are still wanted, in the order of their numbers.
+        """A principal's streams that are still wanted, in the order of their numbers.
 
         Only those with numbers above `after`, and with `only_read` those that are `is_read`.
         """
 
     async def count(self, principal: str) -> int:
-        """How many evicted streams of a principal are still wanted."""
+        """How many of a principal's streams are still wanted."""
 
     async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         """The evicted streams by their `due_at`, earliest first.
@@ -105,17 +131,26 @@ class Journal(Lookups, Protocol):
     def anonymous_shortage(self) -> Shortage | None:
         """Whether the streams of all anonymous callers together near their limit; None if not."""
 
-    async def claim(self) -> Sequence[Record]:
-        """Take over every stream: each record gets a new fence, which voids older leases.
+    async def claim(self, owner: str = "") -> Sequence[Record]:
+        """Take over streams of `owner`: each record gets a new fence, which voids older leases.
 
-        Returns the records that are not evicted, in the order of their numbers.
+        `""` stands for streams without an owner: in a journal with one owner, for all. Returns the
+        records that are not evicted, in the order of their numbers. In a shared journal these are
+        some of the owner's streams: call it again until it returns none. Of two replicas that claim
+        a stream, one gets it. Those that run come first; others may be left evicted, because
+        streams that have ended need no owner. Posts to `owner` about these streams, which it has
+        not received, are among the `news` of this replica from then on.
+
+        If it raises `Unavailable`, streams may have been claimed all the same: `owned` has them.
+        So it is with `take`.
         """
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """Apply the changes in order, and make them durable in one step.
 
         Returns one answer for each change: None, or the error (`Gone`, `Fenced`, `Ended`,
-        `Conflict`) if the stream's record does not allow it. A refused change changes nothing; the
+        `Conflict`) if the stream's record does not allow it; in a shared journal another replica
+        may own the stream by now. A refused change changes nothing; the
         others are applied. The answer to a change of a session is always None.
         """
 
@@ -130,8 +165,80 @@ class Journal(Lookups, Protocol):
 
         Returns at most `bytes_max` bytes, or one line that is longer. It may be less than would
         fit, to avoid cutting a stored run. Short runs are joined, up to `STORED_BYTES_MAX`. `after`
-        must not lie below the record's `trimmed`.
+        must not lie below the record's `trimmed`. If the next lines are lost (`Record.lost`), the
+        first run begins behind these. Raises `Missing` if lines are missing for any other reason.
         """
 
     async def aclose(self) -> None:
         """Finish what was begun, and close the storage."""
+
+    # Of a shared journal. `streams.journal.alone` has the answers of one that is not.
+
+    @property
+    def replica(self) -> str:
+        """The name of this process among the replicas; "" in a journal that is not shared."""
+
+    @property
+    def lease_s(self) -> float:
+        """How long, in seconds, an owner may be silent before others `claim` its streams."""
+
+    async def renew(self) -> Mapping[str, int] | None:
+        """Show that this replica lives. Call it several times in each `lease_s`.
+
+        Returns a count for each replica, which grows each time that one renews; -1 for one that is
+        known to be gone, whose streams may be claimed at once. A count that stays
+        the same for `lease_s` shows that its replica is gone, if our own calls succeeded meanwhile.
+
+        None if the streams of this replica were claimed. It owns none from then on, and `replica`
+        is a new name.
+        """
+
+    async def release(self) -> None:
+        """Give up all streams of this replica, for others to claim at once. See `claim`."""
+
+    async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
+        """The streams that this replica owns, in the order of their numbers.
+
+        Only those with numbers above `after`, and at most `limit`.
+        """
+
+    async def take(self, stream: str) -> Record | None:
+        """Own a stream that has no owner, with a new fence, and return its record.
+
+        The record of a stream that another replica owns is returned as it is: see `Record.owner`.
+        A stream that this replica owns already has a new fence if the store may have lost lines of
+        it, which are then `lost`. In a journal that is not shared this is `find`.
+        """
+
+    async def follow(self, stream: str) -> Record | None:
+        """From now on `news` has the changes of this stream. Returns its record."""
+
+    async def unfollow(self, stream: str) -> None:
+        """End `follow`."""
+
+    async def post(self, stream: str, *bodies: bytes) -> bool:
+        """Send messages to the owner of a stream, which may be this replica.
+
+        False, and nothing is sent, if it has no owner.
+        """
+
+    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+        """Send messages about a stream to a replica, or with "" to all others that live.
+
+        They are lost if it is gone.
+        """
+
+    async def news(self) -> News:
+        """Wait for news. A post is received once; one task at a time may wait."""
+
+    async def session(self, key: str) -> SessionRecord | None:
+        """The record of a session."""
+
+    async def count_sessions(self, principal: str | None = None) -> int:
+        """How many sessions there are, of one principal or in all."""
+
+    def turn(self, name: bytes) -> AbstractAsyncContextManager[None]:
+        """Only one task of all replicas is in such a block with the same name at a time.
+
+        A replica that is gone leaves it after a time of about `lease_s`, or twice that.
+        """

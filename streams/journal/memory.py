@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from streams.errors import JournalError
+from streams.journal.alone import Alone
 from streams.journal.contract import STORED_BYTES_MAX, Shortage, Totals
 from streams.journal.records import (
     Append,
@@ -33,7 +34,7 @@ _last = attrgetter("last")
 _number = attrgetter("number")
 
 
-class MemoryJournal:
+class MemoryJournal(Alone):
     """`streams.journal.contract.Journal`, in memory."""
 
     shortage: Shortage | None = None  # memory is not measured
@@ -47,7 +48,7 @@ class MemoryJournal:
         self._evicted = _Evicted()
         self._rows = _Rows()
 
-    async def claim(self) -> Sequence[Record]:
+    async def claim(self, owner: str = "") -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
         for stream, record in self._records.items():
             self._records[stream] = msgspec.structs.replace(record, fence=record.fence + 1)
@@ -74,6 +75,13 @@ class MemoryJournal:
         await trio.lowlevel.checkpoint()
         last_number = max((record.number for record in self._records.values()), default=0)
         return Totals(len(self._evicted), last_number)
+
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """See `streams.journal.copying.Whole.streams`."""
+        await trio.lowlevel.checkpoint()
+        later = (record for record in self._records.values() if record.number > after)
+        found = heapq.nsmallest(limit, later, key=_number)
+        return [(record, sorted(self._names_of.get(record.stream, ()))) for record in found]
 
     async def find(self, stream: str) -> Record | None:
         await trio.lowlevel.checkpoint()
@@ -119,7 +127,7 @@ class MemoryJournal:
             record = apply(before, change)
         except JournalError as error:
             return error
-        if isinstance(change, Evict):
+        if isinstance(change, Create | Evict) and change.names:
             self._name(change)
         if record is before:
             return None
@@ -133,7 +141,7 @@ class MemoryJournal:
         self._store(change, record)
         return None
 
-    def _name(self, change: Evict) -> None:
+    def _name(self, change: Create | Evict) -> None:
         for name in change.names:
             self._names[name] = change.stream
         self._names_of.setdefault(change.stream, set()).update(change.names)
@@ -141,14 +149,12 @@ class MemoryJournal:
     def _drop(self, stream: str) -> None:
         del self._records[stream], self._runs[stream]
         for name in self._names_of.pop(stream, ()):
-            del self._names[name]
+            if self._names.get(name) == stream:
+                del self._names[name]
         self._rows.drop_grants_of_stream(stream)
 
     def _store(self, change: StreamChange, record: Record) -> None:
-        if isinstance(change, Create):
-            self._runs[change.stream] = []
-            return
-        runs = self._runs[change.stream]
+        runs = self._runs.setdefault(change.stream, [])
         if isinstance(change, Append):
             runs.extend(change.run.split(STORED_BYTES_MAX))
         if record.outcome is not Outcome.LIVE or not isinstance(change, Append):

@@ -83,6 +83,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cyc
     due_at: float | None = None
     is_read: bool = False
     restart: Restart | None = None  # None if the call cannot restart, or has ended
+    owner: str = ""  # the replica that owns it; "" without one, as in a journal that is not shared
+    # The first and last seq that a store has lost by a failover: no line has them ever again.
+    lost: tuple[int, int] | None = None
 
     @property
     def trimmed(self) -> int:
@@ -93,6 +96,20 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cyc
         """
         return self.acked if self.restart is None else min(self.acked, self.restart.seq)
 
+    def has_lost(self, seq: int) -> bool:
+        """Whether the line `seq` was lost by a store."""
+        return self.lost is not None and self.lost[0] <= seq <= self.lost[1]
+
+    def losing(self, last: int) -> "Record":
+        """The record once all lines above its own last one, up to `last`, are lost as well.
+
+        It knows one range of lost lines. If lines before are lost that a client may ask for, those
+        between count as lost, too.
+        """
+        lost = self.lost
+        first = self.last + 1 if lost is None or lost[1] <= self.trimmed else lost[0]
+        return msgspec.structs.replace(self, last=last, lost=(first, last))
+
     @property
     def is_wanted(self) -> bool:
         """Whether the call still runs, or its client may lack some of its lines."""
@@ -101,9 +118,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cyc
 
 
 class Create(msgspec.Struct, frozen=True):
-    """A new stream, with a number of its own. If it exists, nothing changes."""
+    """A new stream, with a number of its own. If it exists, nothing changes.
+
+    In a shared journal the replica that creates a stream owns it, and `names` find it at once.
+    """
 
     record: Record
+    names: tuple[bytes, ...] = ()
 
     @property
     def stream(self) -> str:
@@ -189,7 +210,8 @@ class Evict(msgspec.Struct, frozen=True):
 
     The engine looks at it again once `due_at`, in wall time, is past. `is_read` tells that all of
     it was written to a client that confirms nothing. `names`, of 16 bytes each, find it as well. A
-    later `Evict` replaces `due_at` and `is_read`, and adds its names to those that were given.
+    later `Evict` replaces `due_at` and `is_read`, and adds its names to those that were given. In a
+    shared journal the stream has no owner from then on, unless it `stays` in its owner's memory.
     """
 
     stream: str
@@ -197,10 +219,27 @@ class Evict(msgspec.Struct, frozen=True):
     due_at: float
     is_read: bool = False
     names: tuple[bytes, ...] = ()
+    stays: bool = False
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """A shared store has lost changes of the stream by a failover: its owner puts the record back.
+
+    `record` is as the owner knows it. The lines up to its `last` that the store does not have any
+    more become `lost`, so that no line has their numbers ever again. If the stored record has as
+    many lines or more, nothing changes.
+    """
+
+    fence: int
+    record: Record
+
+    @property
+    def stream(self) -> str:
+        return self.record.stream
 
 
 OfRestart = Checkpoint | Answered | Restarted
-StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Evict
+StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Evict | Restore
 Change = StreamChange | SessionChange
 
 
@@ -216,6 +255,8 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
         return change.record if record is None else record
     if record is None and isinstance(change, Forget):
         return None
+    if isinstance(change, Restore):
+        return _restored(record, change)
     record = _owned(record, change)
     match change:
         case Ack():
@@ -236,7 +277,10 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
         case Evict():
             if record.outcome is Outcome.LIVE or record.pages is not None:
                 raise Conflict(f"stream {record.stream[:8]}… runs or gives pages: not evicted")
-            return msgspec.structs.replace(record, due_at=change.due_at, is_read=change.is_read)
+            owner = record.owner if change.stays else ""
+            return msgspec.structs.replace(
+                record, due_at=change.due_at, is_read=change.is_read, owner=owner
+            )
         case Forget():
             return None
         case _:
@@ -263,6 +307,22 @@ def _restarting(record: Record, change: OfRestart) -> Record:
                 restart, attempts=change.attempts, reached=change.reached
             )
     return msgspec.structs.replace(record, restart=restart)
+
+
+def _restored(record: Record | None, change: Restore) -> Record:
+    known = change.record
+    if record is None:
+        lost = (known.trimmed + 1, known.last) if known.last > known.trimmed else None
+        return msgspec.structs.replace(known, fence=change.fence, lost=lost)
+    # A claim may have been lost as well: then an older fence is stored.
+    if change.fence < record.fence or (
+        change.fence == record.fence and known.owner != record.owner
+    ):
+        raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
+    if record.last >= known.last:
+        return msgspec.structs.replace(record, fence=change.fence, owner=known.owner)
+    lost = record.losing(known.last).lost
+    return msgspec.structs.replace(known, fence=change.fence, lost=lost)
 
 
 def _owned(

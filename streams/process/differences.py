@@ -18,6 +18,10 @@ OF_OPTIONS: Final = {
     "--linger": "linger_s",
     "--watchdog": "watchdog_s",
     "--durability": "durability",
+    "--lease": "lease_s",
+    "--replicas-acked": "replicas_acked",
+    "--key-file": "key_file",
+    "--admin": "admin",
     "--require-resume-token": "require_resume_token",
     "--json": "json_log",
 }

@@ -261,7 +261,7 @@ def _keys(auth: Auth) -> "KeySet | None":
     if "://" in auth.auth_jwks and parts.scheme != "https" and not is_near:
         raise CannotServe(f"--auth-jwks: {auth.auth_jwks} is not authenticated: use https.")
     try:
-        return KeySet(fetcher(auth.auth_jwks))
+        return KeySet(fetcher(auth.auth_jwks), auth.auth_jwks)
     except UnsafeFile as error:
         raise CannotServe(f"{error}.") from error
 

@@ -11,7 +11,8 @@ from typing import Final, Literal
 
 import msgspec
 
-from streams.limits import Durability
+from streams.journal.addresses import without_secrets
+from streams.limits import LEASE_S, Durability
 
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
@@ -124,11 +125,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     `app` is `file.py:server` or `package.module:server`, or what is served in place of a Python
     object. `key` is a digest of what an owner must have in common with its relays, besides `app`:
     the environment of a command, or the credentials for a URL.
+
+    The journal is a file (`journal`) or in a store that replicas share (`store`, a URL, which may
+    have a password). `beside` is where an owner of a store's journal has its side files: with a
+    file they lie beside that.
     """
 
     app: str | Command | Remote
     key: str = ""
     journal: Path | None = None
+    store: str | None = None
+    beside: Path | None = None
+    lease_s: float = LEASE_S
+    replicas_acked: int = 0
+    key_file: Path | None = None
+    admin: str | None = None
     stdio: bool = False
     foreground: bool = False
     ws: str | None = None
@@ -152,7 +163,25 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def is_relay(self) -> bool:
         """Whether this process only connects a client to the journal's owner."""
         is_server = self.foreground or self.is_listening
-        return self.stdio and self.journal is not None and not is_server
+        return self.stdio and self.is_kept and not is_server
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a journal keeps the streams when this process has ended."""
+        return self.journal is not None or self.store is not None
+
+    @property
+    def owned(self) -> Path | None:
+        """Where the side files of the journal's owner lie; None for a process that owns none.
+
+        A replica of a store owns no journal, unless relays have it as theirs.
+        """
+        return self.journal if self.store is None else self.beside
+
+    @property
+    def journal_shown(self) -> str:
+        """The journal as a text without secrets."""
+        return str(self.journal) if self.store is None else without_secrets(self.store)
 
     @property
     def is_listening(self) -> bool:

@@ -1,4 +1,4 @@
-"""The relay: the process that a client spawns with `--stdio --journal FILE`.
+"""The relay: the process that a client spawns with `--stdio --journal FILE` (or a store's URL).
 
 It finds the journal's owner, or starts it in a session of its own, and hands its standard streams
 over to it. So calls outlive the client's host, and the next process that a client spawns reaches
@@ -31,27 +31,28 @@ OWNER_RETRY_S: Final = 0.05
 
 def run(options: Options) -> None:
     """Connect the client to the journal's owner until they end. Raises `CannotServe`."""
-    assert options.journal is not None
+    assert options.owned is not None
+    owned = options.owned
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _go_on)
-    _check_files(options.journal)
+    _check_files(owned)
     fds = claim_standard_streams()
-    starter = StarterLock(options.journal)
+    starter = StarterLock(owned)
     give_up_at = time.monotonic() + OWNER_WAIT_S
     while True:
         try:
             warn = partial(_warn, options)
-            relay(socket_path(options.journal), options.hello(), fds, on_accepted=warn)
+            relay(socket_path(owned), options.hello(), fds, on_accepted=warn)
         except RelayRefused as refused:
             raise CannotServe(str(refused)) from refused
         except OwnerLost as lost:
-            log_file = log_path(options.journal)
+            log_file = log_path(owned)
             raise CannotServe(f"T{str(lost)[1:]}: see {log_file}, and start this again.") from lost
         except AnotherUser as stranger:
             raise CannotServe(f"{stranger}.") from stranger
         except NoOwner as missing:
             if time.monotonic() > give_up_at:
-                raise CannotServe(f"{missing}: see {log_path(options.journal)}.") from missing
+                raise CannotServe(f"{missing}: see {log_path(owned)}.") from missing
         else:
             return
         _ensure_owner(options, starter)
@@ -102,8 +103,8 @@ def _start_owner(options: Options) -> None:
     It gets a session of its own, because common hosts send SIGTERM to the whole process group two
     seconds after they have closed stdin.
     """
-    assert options.journal is not None
-    log_file = log_path(options.journal)
+    assert options.owned is not None
+    log_file = log_path(options.owned)
     try:
         log_fd = open_own(log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except OSError as error:
@@ -113,7 +114,7 @@ def _start_owner(options: Options) -> None:
     with open(log_fd, "ab") as log_stream, open(read_fd) as answer:
         try:
             owner = subprocess.Popen(  # nosec B603 # our own program
-                [sys.executable, "-m", "streams.process.owner", options.journal],
+                [sys.executable, "-m", "streams.process.owner", options.owned],
                 stdin=subprocess.PIPE,
                 stdout=log_stream,
                 stderr=log_stream,

@@ -7,8 +7,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -16,12 +16,17 @@ import trio
 
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
-from streams.journal.memory import MemoryJournal
-from streams.journal.ownership import key_path, socket_path
-from streams.journal.sqlite import open_sqlite_journal
-from streams.keys import Keyring
+from streams.journal.ownership import OwnerLock, check_files, socket_path
 from streams.limits import Limits
 from streams.logs import log
+from streams.process.admin import (
+    BODY_BYTES_MAX,
+    CONNECTIONS_MAX,
+    READY_PATH,
+    Health,
+    admin_address,
+    admin_endpoint,
+)
 from streams.process.deadline import (
     DEADLINE_S,
     END_OF_FAILURE,
@@ -38,6 +43,7 @@ from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
+from streams.server.storage import Keys, Place, import_client, open_storage
 from transports import http, stdio, websocket
 from transports.relay import owner
 
@@ -67,6 +73,7 @@ def run(options: Options) -> None:
     fds = stdio.claim_standard_streams() if options.stdio else None
     down = trio.Event()
     server = load(options, on_down=down.set)
+    import_client(options.store or "")
     _tune()
     let_children_end()
     _raise_descriptors(server.limits.connections_max)
@@ -108,13 +115,19 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
+    health = Health()
     with watched(options.watchdog_s, tool_namer(server)):
-        await _serve(server, options, *how)
+        async with trio.open_nursery() as nursery:
+            if options.admin is not None:  # it answers before all else, and after it
+                await nursery.start(_serve_admin, options.admin, health)
+            await _serve(server, options, health, *how)
+            nursery.cancel_scope.cancel()
 
 
 async def _serve(
     server: Servable,
     options: Options,
+    health: Health,
     fds: tuple[int, int] | None,
     sockets: Sockets,
     guard: Guard,
@@ -123,9 +136,9 @@ async def _serve(
 ) -> None:
     notices = Notices(is_service=options.is_listening)
     async with (
-        _open_journal(options, server.limits) as (journal, keyring),
-        server.open(journal, keyring, patience=patience_of(options)) as running,
-        _ending(exit, running, notices),
+        _open_journal(options, server.limits) as (journal, keys),
+        server.open(journal, keys.keyring, patience=patience_of(options)) as running,
+        _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
         if server.scopes and options.is_listening and not options.auth.is_required:
@@ -141,26 +154,27 @@ async def _serve(
             # After a shutdown the clients were told how all of their calls have ended.
             return {"ok": True} if running.engine.is_closing else None
 
-        stop = partial(_shut_down, running, nursery.cancel_scope, notices)
+        stop = partial(_shut_down, running, nursery.cancel_scope, notices, health)
         nursery.start_soon(_stop_on_signal, stop, exit)
-        nursery.start_soon(_stop_when_down, down, running, notices)
+        nursery.start_soon(_stop_when_down, down, running, notices, health)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            reload = partial(_reload, guard, notices)
+            reload = partial(_reload, guard, keys, running, notices)
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
-        if options.journal is not None:
+        if options.owned is not None:
             await nursery.start(_serve_relays, running, options, farewell)
         if options.ws is not None:
             await nursery.start(_serve_websocket, running, options, guard, sockets)
         if options.http is not None:
             await nursery.start(_serve_http, running, options, guard, sockets)
+        health.why_not = lambda: running.engine.unready
         notices.ready()
         if fds is not None:
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
             tell_starter(READY)
             # With patience, calls outlive their client. Without a journal it cannot come back.
-            if options.journal is not None or options.patience.patience_s is None:
+            if options.is_kept or options.patience.patience_s is None:
                 await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
 
@@ -171,19 +185,33 @@ def _linger_s(options: Options) -> float:
 
 
 @asynccontextmanager
-async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple[Journal, Keyring]]:
-    if options.journal is None:
-        log.info("no --journal: streams live as long as this process")
-        yield MemoryJournal(), Keyring.load(None)
-        return
-    async with open_sqlite_journal(
-        options.journal,
+async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple[Journal, Keys]]:
+    place = Place(
+        journal=options.journal if options.store is None else options.store,
         durability=options.durability,
-        bytes_max=limits.journal_bytes_max or None,
-        anonymous_bytes_max=limits.anonymous_bytes_max or None,
-    ) as journal:
-        _warn_of_limit(journal)
-        yield journal, Keyring.load(key_path(options.journal))
+        lease_s=options.lease_s,
+        replicas_acked=options.replicas_acked,
+        key_file=options.key_file,
+    )
+    with _owning(options):
+        async with open_storage(place, limits) as (journal, keys):
+            _warn_of_limit(journal)
+            yield journal, keys
+
+
+@contextmanager
+def _owning(options: Options) -> Iterator[None]:
+    """Own the journal of relays, where that is in a store. A file's journal does that itself."""
+    if options.store is None or options.owned is None:
+        yield
+        return
+    check_files(options.owned)
+    lock = OwnerLock(options.owned)
+    lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _warn_of_limit(journal: Journal) -> None:
@@ -199,7 +227,9 @@ def _warn_of_limit(journal: Journal) -> None:
 
 
 @asynccontextmanager
-async def _ending(exit: Exit, running: RunningServer, notices: Notices) -> AsyncIterator[None]:
+async def _ending(
+    exit: Exit, running: RunningServer, notices: Notices, health: Health
+) -> AsyncIterator[None]:
     """When this block fails or is cancelled, start the deadline of the process."""
     exit.tools = lambda: running.running_tools
     exit.failure = lambda: running.engine.failure
@@ -209,6 +239,7 @@ async def _ending(exit: Exit, running: RunningServer, notices: Notices) -> Async
         exit.begin(END_OF_FAILURE)
         raise
     finally:
+        health.stop()
         notices.stopping()
 
 
@@ -222,26 +253,36 @@ async def _stop_on_signal(stop: Stop, exit: Exit) -> None:
 
 
 async def _shut_down(
-    running: RunningServer, scope: trio.CancelScope, notices: Notices, number: signal.Signals
+    running: RunningServer,
+    scope: trio.CancelScope,
+    notices: Notices,
+    health: Health,
+    number: signal.Signals,
 ) -> None:
+    health.stop()
     log.info("shutting down", signal=number.name)
     notices.stopping()
     await running.engine.shut_down()
     scope.cancel()
 
 
-async def _stop_when_down(down: trio.Event, running: RunningServer, notices: Notices) -> None:
+async def _stop_when_down(
+    down: trio.Event, running: RunningServer, notices: Notices, health: Health
+) -> None:
     """End the process when its backend has failed for good, so that a supervisor restarts it."""
     await down.wait()
+    health.stop()
     notices.stopping()
     await running.engine.shut_down()
     raise CannotServe(DOWN)
 
 
-async def _reload(guard: Guard, notices: Notices) -> None:
+async def _reload(guard: Guard, keys: Keys, running: RunningServer, notices: Notices) -> None:
     log.info("reloading", signal=signal.SIGHUP.name)
     notices.reloading()
     await guard.reload()
+    if await keys.reload():
+        await running.engine.use_new_keys()
     notices.ready()
 
 
@@ -301,9 +342,9 @@ async def _serve_websocket(
         message_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_ws,
-        sockets=sockets.get("ws", ()),
     )
-    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, task_status)
+    taken = sockets.get("ws", ())
+    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, taken, task_status)
 
 
 async def _serve_http(
@@ -324,9 +365,11 @@ async def _serve_http(
         body_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_http,
-        sockets=sockets.get("http", ()),
     )
-    await _listen(listen, f"http{guard.s}", options.http, path, running, options, task_status)
+    taken = sockets.get("http", ())
+    await _listen(
+        listen, f"http{guard.s}", options.http, path, running, options, taken, task_status
+    )
 
 
 async def _listen(
@@ -336,6 +379,7 @@ async def _listen(
     path: str,
     running: RunningServer,
     options: Options,
+    sockets: Sequence[socket.socket],
     task_status: trio.TaskStatus[None],
 ) -> None:
     host, port = parse_address(address)
@@ -345,15 +389,46 @@ async def _listen(
         per_principal_max=running.limits.connections_per_principal_max,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
+        # Sockets of systemd go on listening for the next process.
+        sockets=sockets,
+        until=None if sockets else running.engine.leaving,
     )
     async with trio.open_nursery() as nursery:
         try:
             port = await nursery.start(serve_all, host, port)
         except OSError as error:
             raise CannotServe(_why_not(address, error)) from error
-        shown = f"[{host}]" if ":" in host else host
-        log.info("listening", url=f"{scheme}://{shown}:{port}{path}")
+        log.info("listening", url=f"{_origin(scheme, host, port)}{path}")
         task_status.started()
+
+
+async def _serve_admin(
+    address: str,
+    health: Health,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Serve `--admin` until cancelled."""
+    host, port = parse_address(admin_address(address))
+    async with trio.open_nursery() as nursery:
+        serve = partial(
+            http.serve,
+            admin_endpoint(health),
+            body_bytes_max=BODY_BYTES_MAX,
+            connections_max=CONNECTIONS_MAX,
+            allowed_hosts=None,  # probes send an address or nothing
+        )
+        try:
+            port = await nursery.start(serve, host, port)
+        except OSError as error:
+            raise CannotServe(_why_not(address, error)) from error
+        log.info("health", url=f"{_origin('http', host, port)}{READY_PATH}")
+        task_status.started()
+
+
+def _origin(scheme: str, host: str, port: int) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}:{port}"
 
 
 def _why_not(address: str, error: OSError) -> str:
@@ -382,7 +457,7 @@ async def _serve_relays(
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    assert options.journal is not None
+    assert options.owned is not None
     ours = options.hello()
 
     def check(hello: dict[str, Any]) -> str | None:
@@ -399,7 +474,7 @@ async def _serve_relays(
             )
         return None
 
-    path = socket_path(options.journal)
+    path = socket_path(options.owned)
     async with trio.open_nursery() as nursery:
         serve = partial(
             owner.serve,

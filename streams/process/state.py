@@ -6,6 +6,8 @@ give secrets to a server in its environment, so an owner that was started with o
 not serve a host that has given another one. The digest is made with a key of the user's own, in the
 same folder, so that the names of files reveal nothing.
 
+So are the side files of an owner whose journal is in a store: the lock, the socket, the log.
+
 It is quick to load, because a relay loads it.
 """
 
@@ -24,6 +26,7 @@ from streams.keys import Keyring
 from streams.permissions import make_private_folders
 from streams.process.options import CannotServe, Options
 
+_FOLDER: Final = "name a folder with XDG_STATE_HOME"
 _ELSEWHERE: Final = "name one with --journal, or a folder with XDG_STATE_HOME"
 
 NAME_LETTERS_MAX: Final = 60  # of a file's name, which has 16 letters of the key too
@@ -70,6 +73,23 @@ def placed(options: Options, name: str, *key: object) -> Options:
         raise CannotServe(f"There is no home directory for a journal: {_ELSEWHERE}.") from None
     except (JournalUnusable, OSError) as error:
         raise CannotServe(f"No journal can be made: {error}: {_ELSEWHERE}.") from error
+
+
+def beside_store(options: Options) -> Options:
+    """The options of a relay with the place of its owner's side files, one for each store.
+
+    Raises `CannotServe`.
+    """
+    assert options.store is not None
+    try:
+        place = folder()
+        digest = key_of(Keyring.load(place / "key"), "store", options.store)
+    except RuntimeError:
+        raise CannotServe(f"There is no home directory for an owner's files: {_FOLDER}.") from None
+    except (JournalUnusable, OSError) as error:
+        raise CannotServe(f"No owner's files can be made: {error}: {_FOLDER}.") from error
+    name = options.journal_shown.partition("://")[2]
+    return replace(options, beside=journal_of(place, name, digest).with_suffix(".store"))
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path:

@@ -213,7 +213,7 @@ class _LocalGuest:
             raise Refusal(
                 INVALID_PARAMS, f"Unknown level {level[:40]!r}: use one of {', '.join(LEVELS)}."
             )
-        received.session.level = level
+        received.session.set_level(level)
         return {}
 
     @property

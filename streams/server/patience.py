@@ -155,7 +155,7 @@ class _Asked(msgspec.Struct, eq=False):
     client: Reader | None = None
     request_id: RequestId | None = None
     due_at: float = math.inf  # in trio's time
-    told: set[Session] = msgspec.field(default_factory=set)  # clients that had an interim answer
+    told: set[Reader] = msgspec.field(default_factory=set)  # clients that had an interim answer
     followers: set[Stream] = msgspec.field(default_factory=set)
     is_unwanted: bool = False  # its own client has cancelled, and only followers want it
     ended: trio.Event = msgspec.field(default_factory=trio.Event)
@@ -233,7 +233,7 @@ class Patience:
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
             delivery = stream.delivery
-            request_id = delivery.waiting_id if isinstance(delivery, Delivery) else None
+            request_id = None if delivery is None else delivery.taker.waiting_id
             client = None if delivery is None else delivery.reader
             asked = self._asked.setdefault(stream, _Asked(stream))
             asked.client, asked.request_id, asked.due_at = client, request_id, due_at
@@ -281,15 +281,17 @@ class Patience:
     def _attached(self, stream: Stream) -> None:
         """A client follows a running call. Each request has patience of its own, from its begin."""
         asked, delivery = self._asked[stream], stream.delivery
-        assert isinstance(delivery, Delivery)
-        if (asked.client, asked.request_id) != (delivery.reader, delivery.waiting_id):
-            asked.client, asked.request_id = delivery.reader, delivery.waiting_id
+        assert delivery is not None
+        request_id = delivery.taker.waiting_id
+        if (asked.client, asked.request_id) != (delivery.reader, request_id):
+            asked.client, asked.request_id = delivery.reader, request_id
             asked.due_at = trio.current_time() + self._patience_s
         asked.is_unwanted = False
         self._deadlines.watch(asked)
 
     def _due(self, asked: _Asked) -> None:
-        if _may_get_interim(asked.stream.delivery):
+        delivery = asked.stream.delivery
+        if delivery is not None and delivery.only_waits:
             self._nursery.start_soon(self._answer, asked)
 
     async def _answer(self, asked: _Asked) -> None:
@@ -307,12 +309,12 @@ class Patience:
     def _dismiss(self, stream: Stream, name: str) -> None:
         """Answer the client that waits for a running call, which goes on without it."""
         delivery = stream.delivery
-        if isinstance(delivery, Delivery) and _may_get_interim(delivery):
+        if delivery is not None and delivery.only_waits:
             interim = self._interim(stream, name)
             if (asked := self._asked.get(stream)) is not None:
                 asked.told.add(delivery.reader)
             stream.leave()
-            delivery.answer(messages.result(delivery.waiting_id, interim))
+            delivery.answer(messages.result(delivery.taker.waiting_id, interim))
 
     def _interim(self, stream: Stream, name: str) -> dict[str, Any]:
         progress = _progress(stream)
@@ -406,7 +408,7 @@ class Patience:
                 f"`{self.name_of(_LIST)}` shows those that are."
             )
         guest.check_resume(stream.record.origin, connection.channel.scopes)
-        if stream.delivery is not None and not _may_get_interim(stream.delivery):
+        if stream.delivery is not None and not stream.delivery.only_waits:
             # It must not lose its place: it has patience of its own, and is told all of the call.
             return _text("Another client of yours is connected to this call and gets its result.")
         await self._join(stream, connection, request_id, token, is_wait=True)
@@ -428,8 +430,8 @@ class Patience:
         """Deliver a call over this connection. Another client that waits gets an interim answer."""
         check_free(connection.session, request_id, besides=stream)
         current = stream.delivery
-        if isinstance(current, Delivery) and _may_get_interim(current):
-            is_same = (current.reader, current.waiting_id) == (connection.session, request_id)
+        if current is not None and current.only_waits:
+            is_same = (current.reader, current.taker.waiting_id) == (connection.session, request_id)
             if stream.state.is_ended:
                 with trio.move_on_after(HANDOVER_S):
                     while stream.delivery is current:
@@ -489,7 +491,7 @@ class Patience:
         if (delivery.reader, delivery.waiting_id) == (connection.session, request_id):
             return None
         has_interim = self.settings.patience_s is not None
-        only_waits = _only_waits(connection.session)
+        only_waits = connection.session.only_waits
         leader = self._asked.setdefault(stream, _Asked(stream))  # its handler may not have begun
         return Run(
             handler=self.watched(partial(self._follow, leader), trio.current_time()),
@@ -633,7 +635,7 @@ class PatientGuest:
         has_interim = settings.patience_s is not None
         if not (has_interim or is_once or settings.keep_cancelled != "never"):
             return run
-        only_waits = _only_waits(received.session)
+        only_waits = received.session.only_waits
         kept_s = KEPT_S if only_waits else ONCE_S if is_once else 0.0
         return msgspec.structs.replace(
             run,
@@ -745,18 +747,6 @@ class PatientGuest:
             "inputSchema": {"type": "object", "properties": {}},
             "annotations": {"readOnlyHint": True, "openWorldHint": False},
         }
-
-
-def _only_waits(session: Session) -> bool:
-    """Whether a client only waits: it has declared nothing by which it could come back."""
-    return not (session.settings.dialects or session.settings.positions)
-
-
-def _may_get_interim(delivery: object) -> bool:
-    """Whether a delivery may end with an interim answer."""
-    return isinstance(delivery, Delivery) and (
-        delivery.is_wait or (delivery.is_call and _only_waits(delivery.reader))
-    )
 
 
 def _answers_again(stream: Stream) -> bool:

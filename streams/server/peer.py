@@ -22,15 +22,18 @@ from streams.engine.engine import Engine
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import check_free
+from streams.engine.retry import patiently
 from streams.engine.stream import Stream
 from streams.errors import (
     INVALID_REQUEST,
     InsufficientScope,
     Refusal,
+    StoreAway,
     Unavailable,
     refusal,
 )
 from streams.exchange import Caller, Scopes
+from streams.limits import STORE_RETRY_S
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
@@ -96,6 +99,10 @@ class Guests:
         """The guest of a session."""
         guest = self._guests.get(session)
         return guest or self._keep(session, self._backend.reopen(SessionInfo.of(session), session))
+
+    def detaches(self, session: Session, reason: Any, stream: Stream) -> bool:
+        """Whether a call that its client cancels for this reason goes on without it."""
+        return self.patience is not None and self.patience.detaches(stream, session, reason)
 
     def _keep(self, session: Session, guest: Guest) -> Guest:
         if (former := self._guests.get(session)) is not None:
@@ -234,6 +241,8 @@ class Peer:
                 case Kind.NOTIFICATION:
                     await self._notification(message, line)
                 case Kind.RESULT | Kind.ERROR:
+                    load = partial(self._engine.operations.load_question, message)
+                    await patiently(load)  # an answer that was read must not get lost
                     answer = partial(self._engine.operations.answer, self.session, message)
                     await self._work(line, answer)
         except InsufficientScope:
@@ -371,7 +380,7 @@ class Peer:
         message, line, params, token = await self._work(line, read)
         key = extension.key_in(params.meta.key)
         if token is not None:
-            self._deliver_page(message, token, params.meta.progress_token, connection)
+            await self._deliver_page(message, token, params.meta.progress_token, connection)
             return
         patience = self._guests.patience
         if patience is not None:
@@ -522,24 +531,21 @@ class Peer:
         received = self._received(message, line)
         self._start(run, received, line, connection, mark=mark, origin=origin)
 
-    def _deliver_page(
+    async def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
-        stream = self._engine.operations.deliver_page(
-            connection, token, message.params, reply_id=message.id
+        operations = self._engine.operations
+        loaded = await operations.load_page(token)
+        stream = operations.deliver_page(
+            connection, loaded, token, message.params, reply_id=message.id
         )
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        cancelled, patience = read_params(message.params, _Cancelled), self._guests.patience
-
-        def detaches(stream: Stream) -> bool:
-            return patience is not None and patience.detaches(
-                stream, self.session, cancelled.reason
-            )
-
-        self._engine.operations.cancel(self.session, cancelled.request_id, detaches=detaches)
+        cancelled = read_params(message.params, _Cancelled)
+        detaches = partial(self._guests.detaches, self.session, cancelled.reason)
+        self._engine.cancel(self.session, cancelled.request_id, cancelled.reason, detaches=detaches)
 
     # Resume, poll and ack
 
@@ -609,6 +615,8 @@ def _check_length(name: RequestId | ProgressToken | None, what: str) -> None:
 
 def journal_unavailable(error: Unavailable) -> Refusal:
     """The refusal of a request while the journal cannot be read."""
+    if isinstance(error, StoreAway):  # its text may have an address, which no client needs
+        return refusal("unavailable", retryAfter=STORE_RETRY_S)
     message = f"The journal cannot be read now ({error}): try again later."
     return refusal("unavailable").saying(message)
 

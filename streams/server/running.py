@@ -1,7 +1,8 @@
 """A backend that runs over a journal, and serves connections."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import trio
@@ -9,6 +10,7 @@ import trio
 from streams import messages
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
+from streams.engine.posts import Notice
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
 from streams.exchange import Caller, Channel
@@ -16,6 +18,7 @@ from streams.journal.contract import Journal
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
+from streams.messages import RequestId
 from streams.server.backend import Backend
 from streams.server.patience import Patience, PatienceSettings
 from streams.server.peer import Guests, Peer
@@ -30,6 +33,12 @@ class RunningServer:
         self._backend = backend
         self._guests = Guests(backend)
         self._trio = trio.lowlevel.current_trio_token()
+        engine.on_cancelled = self._cancelled
+
+    def _cancelled(self, session: Session, request_id: RequestId, reason: Any) -> None:
+        """A client cancels a request, and another replica was told."""
+        detaches = partial(self._guests.detaches, session, reason)
+        self.engine.operations.cancel(session, request_id, detaches=detaches)
 
     @property
     def running_tools(self) -> Sequence[str]:
@@ -63,15 +72,11 @@ class RunningServer:
         limit = self.limits.message_bytes_max
         if len(line) > limit:
             raise ValueError(f"a notification of {len(line)} bytes, of which there may be {limit}")
-        self.engine.tell_all(line)
+        self.engine.tell_all(Notice(line))
 
-    def tell(self, line: bytes, key: str, is_for: Callable[[Session], bool]) -> None:
-        """Notify the clients that it is for. May be called from any thread."""
-
-        def tell() -> None:
-            for session in filter(is_for, self.engine.clients()):
-                session.notify(line, key=key)
-
+    def tell(self, notice: Notice) -> None:
+        """Notify clients, at all replicas. May be called from any thread."""
+        tell = partial(self.engine.tell_all, notice)
         if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._trio:
             tell()
         else:

@@ -11,13 +11,13 @@ from typing import Any, Final, TypeVar, Unpack, overload
 import trio
 
 from streams import messages
-from streams.engine.connection import Session
 from streams.engine.notices import resource_updated
+from streams.engine.posts import Notice
 from streams.engine.streams import DEFERRAL_S
 from streams.exchange import Admit, AsgiApp
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import Durability, Limits
+from streams.limits import LEASE_S, Durability, Limits
 from streams.server.features import Features
 from streams.server.local import LocalBackend
 from streams.server.methods import Methods
@@ -207,7 +207,7 @@ class Server:
         A client that reads nothing now, or has no connection, is told later, once for each URI.
         """
         line, key = resource_updated(uri)
-        self._tell(line, key, lambda session: uri in session.subscriptions)
+        self._tell(Notice(line, key, uri))
         await trio.lowlevel.checkpoint()
 
     @overload
@@ -282,12 +282,12 @@ class Server:
     def _list_changed(self, what: str) -> None:
         """Tell all clients that a list has changed."""
         method = f"notifications/{what}/list_changed"
-        self._tell(messages.notification(method), method, lambda _: True)
+        self._tell(Notice(messages.notification(method), method))
 
-    def _tell(self, line: bytes, key: str, is_for: Callable[[Session], bool]) -> None:
-        """Notify the clients that it is for. May be called in any thread."""
+    def _tell(self, notice: Notice) -> None:
+        """Notify the clients of all running servers. May be called in any thread."""
         for running in self._running.copy():
-            running.tell(line, key, is_for)
+            running.tell(notice)
 
     async def notify_all(self, method: str, params: Any = None) -> None:
         """Notify the clients of all running servers; see `RunningServer.notify_all`."""
@@ -300,6 +300,9 @@ class Server:
         *,
         journal: str | Path | None = None,
         durability: Durability = "power",
+        lease_s: float = LEASE_S,
+        replicas_acked: int = 0,
+        key_file: str | Path | None = None,
         auth_tokens: str | Path | None = None,
         admit: Admit | None = None,
         allowed_hosts: Collection[str] = (),
@@ -312,8 +315,10 @@ class Server:
         `FastAPI(lifespan=mounted.lifespan)`.
 
         The other settings are those of `mcp-streams serve`. `journal` is the path of the journal's
-        file; without one, streams live as long as the process. `auth_tokens` is a file of bearer
-        tokens. Any other authentication is an `admit` of one's own (`streams.auth.bearer`).
+        file, or the URL of a store that replicas share; without one, streams live as long as the
+        process. `lease_s`, `replicas_acked` and `key_file` are for a store: all its replicas have
+        the same. `auth_tokens` is a file of bearer tokens. Any other authentication is an `admit`
+        of one's own (`streams.auth.bearer`).
         """
         # By name, because the module is above this one: it knows transports.
         home = importlib.import_module("streams.aio.asgi")
@@ -322,6 +327,9 @@ class Server:
             path,
             journal=journal,
             durability=durability,
+            lease_s=lease_s,
+            replicas_acked=replicas_acked,
+            key_file=key_file,
             auth_tokens=auth_tokens,
             admit=admit,
             allowed_hosts=allowed_hosts,

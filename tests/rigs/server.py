@@ -41,6 +41,8 @@ PATIENCE_S: Final = 5 * 86_400  # of a mock clock mostly; a bound for a test tha
 class Talker:
     """One connection of a client."""
 
+    patience_s: float = PATIENCE_S  # for the next message
+
     def __init__(self, channel: Channel, cable: Cable) -> None:
         self.channel = channel
         self.cable = cable
@@ -91,7 +93,7 @@ class Talker:
 
     async def read(self) -> Json:
         """The next message."""
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(self.patience_s):
             while not self._waiting:
                 for line in await self.channel.receive():
                     assert isinstance(line, bytes)

@@ -17,7 +17,7 @@ POLL_S: Final = 0.02
 _HAPROXY_TLS: Final = " ssl crt /etc/ssl/mcp.pem alpn http/1.1 ssl-min-ver TLSv1.2"
 
 # The frame for the documented block: one process, all files in its folder.
-_NGINX: Final = """
+NGINX_FRAME: Final = """
 daemon off;
 master_process off;
 pid {folder}/nginx.pid;
@@ -60,9 +60,9 @@ def nginx_before(
         }
     documented = _documented("nginx", server_port, changes)
     configuration = folder / "nginx.conf"
-    configuration.write_text(_NGINX.format(folder=folder, documented=documented))
+    configuration.write_text(NGINX_FRAME.format(folder=folder, documented=documented))
     command = [nginx, "-e", "stderr", "-p", str(folder), "-c", str(configuration)]
-    with _running(command, port, folder / "nginx.log"):
+    with running(command, port, folder / "nginx.log"):
         yield port
 
 
@@ -87,7 +87,7 @@ def haproxy_before(
     documented = _documented("haproxy", server_port, changes)
     configuration = folder / "haproxy.cfg"
     configuration.write_text(documented)
-    with _running([haproxy, "-db", "-f", str(configuration)], port, folder / "haproxy.log"):
+    with running([haproxy, "-db", "-f", str(configuration)], port, folder / "haproxy.log"):
         yield port
 
 
@@ -109,7 +109,8 @@ def _documented(language: str, server_port: int, changes: dict[str, str]) -> str
 
 
 @contextlib.contextmanager
-def _running(command: list[str], port: int, log: Path) -> Iterator[None]:
+def running(command: list[str], port: int, log: Path) -> Iterator[None]:
+    """Run a proxy until it is killed; begins when it listens at `port`."""
     started = time.monotonic()
     with log.open("wb") as complaints:
         process = subprocess.Popen(

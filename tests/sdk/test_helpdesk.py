@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import pytest
 from mcp import Client, MCPError, types
 
-from tests.rigs import ROOT
+from tests.rigs import ROOT, setups
 from tests.rigs.doc_pages import free_port
 from tests.sdk.cutting import Cut, Cutter
 from tests.wire.process import CLI, wait_until
@@ -49,7 +49,7 @@ class Desk:
         self.port = free_port()
         file = str(FOLDER / f"{name}.py")
         if name == "with_streams":
-            where = ("--http", f"127.0.0.1:{self.port}", "--journal", "helpdesk.db")
+            where = ("--http", f"127.0.0.1:{self.port}", *setups.current.place(folder).options)
             self._command = [*CLI, "serve", f"{file}:server", *where]
         else:
             self._command = [str(python), file, str(self.port)]

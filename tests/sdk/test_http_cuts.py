@@ -107,7 +107,7 @@ def made(
         cutters, calls = [], []
         for cuts in CASES.values():
             journey = Journey(tmp_path_factory.mktemp("gates"))
-            cutter = Cutter(port, cuts, on_cut=_opening(journey, cuts))
+            cutter = Cutter(port, cuts, on_cut=opening(journey, cuts))
             stack.callback(cutter.close)
             cutters.append(cutter)
             calls.append(journey.to(cutter.port))
@@ -116,7 +116,7 @@ def made(
     return dict(zip(CASES, map(Made, seen, cutters, repeated), strict=True))
 
 
-def _opening(journey: Journey, cuts: tuple[Cut, ...]) -> Callable[[int], None]:
+def opening(journey: Journey, cuts: tuple[Cut, ...]) -> Callable[[int], None]:
     """The actions after each cut: they let the tool go on, so that more messages come.
 
     The tool takes one step for each connection, and the rest for the last one.

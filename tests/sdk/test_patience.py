@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +12,8 @@ import mcp
 import pytest
 from mcp.client.stdio import StdioServerParameters
 
-from tests.acceptance.launch import owner_pid, owners, wait_for_end
+from tests.rigs import setups
+from tests.rigs.setups import Place
 from tests.sdk.stock import Node
 from tests.wire.process import CLI, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S, PipePeer
@@ -35,7 +34,9 @@ Json = dict[str, Any]
 
 
 @contextmanager
-def serving(kind: str, folder: Path, options: tuple[str, ...]) -> Iterator[Json]:
+def serving(
+    kind: str, folder: Path, options: tuple[str, ...], at: Place | None = None
+) -> Iterator[Json]:
     """How a client reaches the server: over HTTP, or by a process that it starts.
 
     That process is a relay to the owner of "relay", the server; of "wrap", a child process with a
@@ -45,24 +46,24 @@ def serving(kind: str, folder: Path, options: tuple[str, ...]) -> Iterator[Json]
         with ServerProcess(folder, app=APP, options=options) as server:
             yield {"url": f"http://127.0.0.1:{server.http_port}/mcp"}
         return
-    journal = folder / "journal.db"
-    how = ("--journal", str(journal), *options)
+    # The journals of wrapped and attached servers are files.
+    is_served = kind == "relay"
+    at = at or (setups.current if is_served else setups.Setup()).place(folder)
     with ExitStack() as stack:
-        if kind == "relay":
-            words = ["serve", APP, "--stdio", *how]
+        if is_served:
+            words = ["serve", APP, "--stdio", *options]
         elif kind == "wrap":
-            words = ["wrap", *how, "--", sys.executable, str(CHILD)]
+            words = ["wrap", *at.options, *options, "--", sys.executable, str(CHILD)]
         else:
             far = folder / "far"
             far.mkdir()
             server = stack.enter_context(ServerProcess(far, app=APP))
-            words = ["attach", f"http://127.0.0.1:{server.http_port}/mcp", *how]
+            words = ["attach", f"http://127.0.0.1:{server.http_port}/mcp", *at.options, *options]
+        command, *words = at.command([*CLI, *words]) if is_served else [*CLI, *words]
         try:
-            yield {"command": CLI[0], "args": [*CLI[1:], *words]}
+            yield {"command": command, "args": words}
         finally:
-            for pid in owners(journal):
-                os.kill(pid, signal.SIGKILL)
-                wait_for_end(pid)
+            at.end_owner()
 
 
 def play(node: Node, generation: str, place: Json, folder: Path, *steps: str) -> Json:
@@ -131,11 +132,10 @@ def test_after_a_kill_the_result_or_interrupted(
     node: Node, tmp_path: Path, *, is_done: bool
 ) -> None:
     begin = ("build", "gate", "wait") if is_done else ("build",)
-    with serving("relay", tmp_path, IMPATIENT) as place:
+    at = setups.current.place(tmp_path)
+    with serving("relay", tmp_path, IMPATIENT, at) as place:
         play(node, "1", place, tmp_path, *begin)
-        pid = owner_pid(tmp_path / "journal.db")
-        os.kill(pid, signal.SIGKILL)
-        wait_for_end(pid)
+        at.end_owner()
         found = play(node, "1", place, tmp_path, "list", "wait", "wait")
         listed, *fetched = found["seen"]
         (kept,) = listed["structured"]["calls"]

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import shlex
-import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +12,9 @@ from mcp import Client, MCPError, types
 from mcp.client import advertise
 from mcp.client.stdio import StdioServerParameters
 
-from tests.acceptance.launch import owners, wait_for_end
+from tests.acceptance.launch import LINGER, wait_for_end
+from tests.rigs import setups
+from tests.rigs.setups import Place
 from tests.wire.process import CLI
 
 APP: Final = f"{Path(__file__).parent / 'sdk_server.py'}:server"
@@ -26,11 +26,12 @@ Talk = Callable[[Client], Awaitable[None]]
 class Host:
     """A host that spawns the server as the SDK does."""
 
-    def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, options: tuple[str, ...], place: Place | None) -> None:
         self.logs: list[Any] = []
         self.questions: list[str] = []
         self._exit_code = folder / "exit-code"
-        serve = shlex.join([*CLI, "serve", APP, "--stdio", *options])
+        words = [*CLI, "serve", APP, "--stdio", *options]
+        serve = shlex.join(words if place is None else place.command(words))
         # The shell leads the process group; it reports how the server has ended.
         script = f"{serve}; echo $? > {shlex.quote(str(self._exit_code))}"
         self._server = StdioServerParameters(command="sh", args=["-c", script])
@@ -69,19 +70,16 @@ def text_of(result: types.CallToolResult) -> str:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "journal.db"
-    yield path
-    for pid in owners(path):
-        os.kill(pid, signal.SIGKILL)
-        wait_for_end(pid)
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = setups.current.place(tmp_path)
+    yield place
+    place.end_owner()
 
 
 @pytest.fixture(params=("no journal", "foreground", "relay"))
-def host(request: pytest.FixtureRequest, tmp_path: Path, journal: Path) -> Host:
-    on_journal = ("--journal", str(journal), "--linger", "0.2")
-    options = {"no journal": (), "foreground": ("--foreground", *on_journal), "relay": on_journal}
-    return Host(tmp_path, options[request.param])
+def host(request: pytest.FixtureRequest, tmp_path: Path, place: Place) -> Host:
+    options = {"no journal": (), "foreground": ("--foreground", *LINGER), "relay": LINGER}
+    return Host(tmp_path, options[request.param], None if request.param == "no journal" else place)
 
 
 @pytest.mark.parametrize("settings", [{}, {"mode": "legacy"}])
@@ -180,9 +178,9 @@ def test_a_host_that_leaves_a_call_ends_the_server(host: Host, tmp_path: Path) -
 
 
 def test_a_call_of_a_client_that_opted_in_outlives_the_sdks_signals(
-    tmp_path: Path, journal: Path
+    tmp_path: Path, place: Place
 ) -> None:
-    host = Host(tmp_path, ("--journal", str(journal), "--linger", "0.2"))
+    host = Host(tmp_path, LINGER, place)
 
     async def talk(client: Client) -> None:
         # The host leaves without a cancellation, as one that just ends.
@@ -192,7 +190,8 @@ def test_a_call_of_a_client_that_opted_in_outlives_the_sdks_signals(
         call.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     host.talk(talk, extensions=[advertise("mcp-streams/v1", {})])
-    (owner,) = owners(journal)
+    owner = place.owner()
+    assert owner is not None
     (tmp_path / "go").touch()
     wait_for_end(owner)
     assert (tmp_path / "done").read_text() == str(owner)

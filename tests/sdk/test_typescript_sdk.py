@@ -2,13 +2,12 @@
 
 import json
 import os
-import signal
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from tests.acceptance.launch import owners, wait_for_end
+from tests.rigs import setups
 from tests.sdk.stock import RUN_S, Node
 from tests.sdk.test_python_sdk import APP
 from tests.wire.process import CLI, ServerProcess
@@ -107,11 +106,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "stdio":
         yield {"command": CLI[0], "args": serve}
     elif request.param == "relay":
-        journal = tmp_path / "journal.db"
-        yield {"command": CLI[0], "args": [*serve, "--journal", str(journal)]}
-        for pid in owners(journal):
-            os.kill(pid, signal.SIGKILL)
-            wait_for_end(pid)
+        at = setups.current.place(tmp_path)
+        command, *words = at.command([CLI[0], *serve])
+        yield {"command": command, "args": words}
+        at.end_owner()
     else:
         with ServerProcess(tmp_path, app=APP) as server:
             yield {"url": server.url, "socket": request.param}

@@ -2,6 +2,7 @@
 
     python -m tests.simulation --seeds 2000 --seconds 500 --jobs 2
     python -m tests.simulation --seed 17 --trace
+    python -m tests.simulation --replicas --seeds 500
 
 Exit code 1 where anything happened that must not.
 """
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from tests.simulation.planted import PLANTS, planted
+from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import Report, simulate
 
 AT_ONCE = 20  # seeds for one process, before another may have the next
@@ -26,7 +27,7 @@ def main() -> int:
     began_at = time.monotonic()
     seeds = itertools.count(options.first)
     if options.seed is not None:
-        reports: Iterable[Report] = [_live(options.plant, options.trace, options.seed)]
+        reports: Iterable[Report] = [_live(options, options.seed)]
     else:
         reports = _many(seeds, options)
     virtual_s, lived, failed = 0.0, 0, 0
@@ -37,7 +38,7 @@ def main() -> int:
         counts.update(report.counts)
         if report.violations:
             failed += 1
-            _tell(report, options.plant)
+            _tell(report, options)
     print(
         f"{lived} seeds, {virtual_s:,.0f} virtual seconds in {time.monotonic() - began_at:.0f} s: "
         + ", ".join(f"{counts[what]:,} {what}" for what in sorted(counts))
@@ -55,14 +56,19 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--replicas", action="store_true", help="several, on a shared journal")
     parser.add_argument("--trace", action="store_true", help="say all that happens")
-    parser.add_argument("--plant", choices=sorted(PLANTS), help="with this mistake planted")
+    parser.add_argument(
+        "--plant",
+        choices=sorted(PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS),
+        help="with this mistake planted",
+    )
     return parser.parse_args()
 
 
 def _many(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Report]:
     lived, virtual_s = 0, 0.0
-    live = partial(_live, options.plant, options.trace)
+    live = partial(_live, options)
     with ProcessPoolExecutor(options.jobs) as pool:
         while lived < options.seeds or virtual_s < options.seconds * options.seeds:
             share = list(itertools.islice(seeds, min(options.seeds, AT_ONCE * options.jobs)))
@@ -72,15 +78,17 @@ def _many(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Report]
                 yield report
 
 
-def _live(plant: str | None, is_traced: bool, seed: int) -> Report:
-    with planted(plant):
-        return simulate(seed, is_traced=is_traced)
+def _live(options: argparse.Namespace, seed: int) -> Report:
+    with planted(options.plant):
+        return simulate(seed, is_shared=options.replicas, is_traced=options.trace)
 
 
-def _tell(report: Report, plant: str | None) -> None:
+def _tell(report: Report, options: argparse.Namespace) -> None:
     again = f"python -m tests.simulation --seed {report.seed} --trace"
+    more = " --replicas" * options.replicas
+    more += f" --plant {options.plant}" if options.plant else ""
     print(f"seed {report.seed}: {report.violations[0]}")
-    print(f"    {again}" + (f" --plant {plant}" if plant else ""), flush=True)
+    print(f"    {again}{more}", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import trio
 
 from streams import Client, Ticket
@@ -176,27 +177,37 @@ class Caller:
         return 0 if self._ticket is None else self._ticket.after or 0
 
     def _gone(self, gone: StreamGone) -> None:
-        # The reader left here, and its last messages are still to come.
-        if gone.reason != "id_in_use":
+        has_more = gone.earliest is not None and self._ticket is not None
+        if gone.reason == "messages_gone" and self._job.has_lost and has_more:
+            assert gone.earliest is not None
+            assert self._ticket is not None
+            self._world.skipped(self._job, self._at + 1, gone.earliest - 1)
+            self._ticket = msgspec.structs.replace(self._ticket, after=gone.earliest - 1)
+        elif gone.reason != "id_in_use":
+            # Else the reader left here, and its last messages are still to come.
             self._world.refused(self._job, gone.reason)
 
     def _failed(self, failed: CallFailed) -> None:
         data = failed.data if isinstance(failed.data, dict) else {}
         reason = data.get("reason", "busy" if "journal" in failed.message else failed.message)
-        if reason == "busy" and self._ticket is not None:
+        if reason in ("busy", "unavailable") and self._ticket is not None:
             return  # the stream could not be found this time
         self._world.handed(self._job, self._at)  # the final response must report it
         self._world.refused(self._job, reason)
 
     async def _read(self, process: Process, client: Client, call: RunningCall) -> None:
         job, chance = self._job, self._world.chance
+        waits_since = FOREVER  # for the second message and all later ones
         async for message in call:
             self._take(call, message)
+            self._world.received(job, self._at, process.name, waits_since)
             is_restless = chance.random() < job.part.restlessness
             if is_restless and await self._be_restless(process, client, call):
                 return
+            waits_since = trio.current_time()
         self._keep(call)
         result = await call.result()
+        self._world.received(job, self._at + 1, process.name, waits_since)
         self._world.handed(job, self._at + 1)
         self._world.finished(job, result)
 

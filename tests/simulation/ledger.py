@@ -5,12 +5,23 @@ The ledger computes its state from the changes alone, by rules of its own: a mis
 journal's rules is not repeated here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import trio
 
 from streams.journal.contract import Journal
-from streams.journal.records import Ack, Append, Change, Close, Create, Forget, Outcome, Record
+from streams.journal.records import (
+    Ack,
+    Append,
+    Change,
+    Close,
+    Create,
+    Forget,
+    Outcome,
+    Record,
+    Restore,
+)
 from streams.messages import Run
 from tests.simulation.world import Job, World
 
@@ -33,8 +44,9 @@ class Ledger:
     def __init__(self, world: World) -> None:
         self._world = world
         self.known: dict[str, Known] = {}
-        self.forgotten: set[str] = set()
+        self.forgotten: dict[str, Known] = {}  # as they were then
         self.filed: set[str] = set()  # streams whose records the journal was given
+        self.vanished: set[str] = set()  # with all that the store has lost
         self.others: set[str] = set()  # streams of no job
         self.lines: dict[str, list[bytes]] = {}  # of each stream, all lines that ever had a number
         self.seqs: dict[str, dict[bytes, int]] = {}
@@ -128,6 +140,8 @@ class Ledger:
             job.begin_anew()
         elif job.stream in self.forgotten and job.part.is_repeatable:
             job.stream = None
+        elif job.has_lost and job.stream in self.vanished:
+            job.begin_anew()
         self._world.expect(job.stream is None, f"{job.key} has two streams")
         job.stream = job.filed = record.stream
         job.is_recorded = True
@@ -147,8 +161,7 @@ class Ledger:
                 if not known.outcome.is_tombstone:
                     known.outcome, known.acked = change.outcome, known.last
             case Forget():
-                del self.known[change.stream]
-                self.forgotten.add(change.stream)
+                self.forgotten[change.stream] = self.known.pop(change.stream)
 
     def _append(self, change: Append, known: Known) -> None:
         lines = self.lines[change.stream]
@@ -159,8 +172,11 @@ class Ledger:
         for seq, line in enumerate(lines_of(run), run.seq):
             if seq == len(lines) + 1:
                 lines.append(line)
+                if self._world.plan.sharing is not None:
+                    known.job.durable_at[seq] = trio.current_time()
                 known_at = self.seqs[change.stream].setdefault(line, seq)
-                expect(known_at == seq, f"{known.job.key}: {seq} says what {known_at} has said")
+                is_same = known_at == seq or known.job.has_lost  # what was lost is sent again
+                expect(is_same, f"{known.job.key}: {seq} says what {known_at} has said")
         if run.last > known.last:
             known.last = run.last
             known.outcome = change.outcome
@@ -172,13 +188,59 @@ class Ledger:
         same = lines_of(run)[: len(known)]
         self._world.expect(same == known, f"{job.key}: {run.seq} to {run.last} were something else")
 
+    # Of a store that replicas share
+
+    def owned(self, record: Record) -> None:
+        """A replica owns a stream, or has put its record back: no line has a lost number again."""
+        known = self.known.get(record.stream)
+        if known is None or record.lost is None:
+            return
+        self._world.counts["gaps"] += 1
+        known.job.has_lost = True
+        known.job.lost.append(record.lost)
+        known.last = max(known.last, record.lost[1])
+        lines = self.lines[record.stream]
+        lines.extend([b""] * (known.last - len(lines)))
+
+    def restored(self, change: Restore, record: Record) -> None:
+        """An owner has put a record back, which is this one now."""
+        known, its = self.known.get(change.stream), change.record
+        if known is not None and known.last < its.last:
+            known.last, known.acked, known.outcome = its.last, its.acked, its.outcome
+            known.has_ended = its.outcome.is_end
+        self.owned(record)
+
+    def went_back(self, records: Mapping[str, Record]) -> None:
+        """The store has these records now, and has lost what came after them."""
+        for stream in records:
+            if stream in self.forgotten:
+                self.known[stream] = self.forgotten.pop(stream)
+        for stream, known in list(self.known.items()):
+            kept = records.get(stream)
+            if kept is None:
+                self.vanished.add(stream)
+                known.last = known.acked = 0
+                known.outcome, known.has_ended = Outcome.LIVE, False
+            elif (kept.last, kept.acked, kept.outcome) == (known.last, known.acked, known.outcome):
+                continue
+            else:
+                known.last, known.acked, known.outcome = kept.last, kept.acked, kept.outcome
+                had_ended = known.has_ended and kept.outcome.is_tombstone
+                known.has_ended = kept.outcome.is_end or had_ended
+            known.job.has_lost = True
+            self._world.counts["streams that lost something"] += 1
+
+    def lost_server(self) -> None:
+        """A server is gone, with all records that it had not stored."""
+        for job in self._world.jobs.values():
+            if not job.is_recorded:
+                job.filed = None
+
     async def check(self, journal: Journal, in_flight: Sequence[Change]) -> None:
         """Check the journal after a crash: all is there, and of the commit in flight all or
         nothing.
         """
-        for job in self._world.jobs.values():
-            if not job.is_recorded:
-                job.filed = None
+        self.lost_server()
         if in_flight and await self._has(journal, in_flight):
             self.done(in_flight)
         for stream, known in self.known.items():
@@ -210,11 +272,13 @@ class Ledger:
     async def _check_stream(self, journal: Journal, stream: str, known: Known) -> None:
         key, record = known.job.key, await journal.find(stream)
         if record is None:
-            self._world.violate(f"{key} is not in the journal any more")
+            self._world.expect(stream in self.vanished, f"{key} is not in the journal any more")
             return
         found = (record.last, record.acked, record.outcome)
         expected = (known.last, known.acked, known.outcome)
         self._world.expect(found == expected, f"{key}: {expected} was durable, {found} is there")
+        if known.job.has_lost:
+            return
         lines: list[bytes] = []
         after = record.acked
         while runs := await journal.read(stream, after, bytes_max=PLENTY):

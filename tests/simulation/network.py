@@ -19,13 +19,17 @@ from tests.simulation.world import World
 from transports.lines import LineChannel
 
 CAPACITY_BYTES: Final = 16 * 1024
+AGAIN_S: Final = 30.0  # in which a client is connected again
 
 
 class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
     """Bytes in one direction, each piece with the time at which it arrives."""
 
-    def __init__(self, weather: Weather, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(
+        self, weather: Weather, capacity_bytes: int = CAPACITY_BYTES, client: str = ""
+    ) -> None:
         self._weather = weather
+        self._client = client
         self._capacity_bytes = capacity_bytes
         self._pieces: deque[tuple[float, bytes | trio.Event]] = deque()
         self.size = 0
@@ -70,7 +74,7 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
     def _put(self, piece: bytes | trio.Event) -> None:
         if self.is_void:
             return
-        arrives_at = trio.current_time() + self._weather.latency_s()
+        arrives_at = trio.current_time() + self._weather.latency_s(self._client)
         self._arrives_at = max(self._arrives_at, arrives_at)
         self._pieces.append((self._arrives_at, piece))
         self._wake()
@@ -125,7 +129,7 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
         if not self._is_closed:
             self._is_closed = True
             if not self.is_void:
-                arrives_at = trio.current_time() + self._weather.latency_s()
+                arrives_at = trio.current_time() + self._weather.latency_s(self._client)
                 self._ends_at = max(self._arrives_at, arrives_at)
             self._wake()
         await trio.lowlevel.checkpoint()
@@ -214,9 +218,16 @@ class Cable:
     """A connection: `near` is the client's end, `far` the server's."""
 
     def __init__(
-        self, weather: Weather, *, principal: str, pings: bool, capacity_bytes: int
+        self,
+        weather: Weather,
+        *,
+        principal: str,
+        pings: bool,
+        capacity_bytes: int,
+        client: str = "",
     ) -> None:
-        up, down = Pipe(weather), Pipe(weather, capacity_bytes)
+        self.client = client
+        up, down = Pipe(weather, client=client), Pipe(weather, capacity_bytes, client)
         self.near_end, self.far_end = End(up, down), End(down, up)
         self.near = LineChannel(self.near_end, principal=principal)
         self.far = FarChannel(self.far_end, principal=principal, pings=pings)
@@ -250,13 +261,17 @@ class Network:
 
         @asynccontextmanager
         async def dial(capacity_bytes: int = CAPACITY_BYTES) -> AsyncIterator[ClientChannel]:
-            await trio.sleep(self._weather.latency_s())
+            await trio.sleep(self._weather.latency_s(owner))
             if self.accept is None:
                 await trio.sleep(self._weather.notice_s())
                 raise ConnectionRefusedError("nobody listens")
             whose = principal or f"conn({self._world.chance.getrandbits(64)})"
             cable = Cable(
-                self._weather, principal=whose, pings=pings, capacity_bytes=capacity_bytes
+                self._weather,
+                principal=whose,
+                pings=pings,
+                capacity_bytes=capacity_bytes,
+                client=owner,
             )
             self.cables[cable] = owner
             self._nursery.start_soon(self._arrive, cable)
@@ -272,7 +287,7 @@ class Network:
 
     async def _arrive(self, cable: Cable) -> None:
         """A connection that was opened later may arrive earlier."""
-        await trio.sleep(self._weather.latency_s())
+        await trio.sleep(self._weather.latency_s(cable.client))
         if self.accept is None:
             cable.blow(lose=True)
             cable.near_end.fail()
@@ -297,6 +312,7 @@ class Network:
 
     def cut(self, cable: Cable, near_s: float, far_s: float, *, lose: bool) -> None:
         """Cut a connection; each end is told after so many seconds."""
+        self._world.disturb(near_s + far_s + AGAIN_S, cable.client)
         cable.blow(lose=lose)
         for end, notice_s in ((cable.near_end, near_s), (cable.far_end, far_s)):
             if notice_s == 0:
@@ -314,8 +330,12 @@ class Network:
         """Cut off the dead server."""
         self.accept = None
         for cable in list(self.cables):
-            cable.far.witness = None  # a dead server's errors do not matter
-            self.cut(cable, self._weather.notice_s(), 0.0, lose=self._weather.is_so(0.5))
+            self.lose(cable)
+
+    def lose(self, cable: Cable) -> None:
+        """Cut a connection of a dead server."""
+        cable.far.witness = None  # a dead server's errors do not matter
+        self.cut(cable, self._weather.notice_s(), 0.0, lose=self._weather.is_so(0.5))
 
 
 async def _fail_later(end: End, notice_s: float) -> None:

@@ -151,6 +151,8 @@ class PlainCaller:
             self._job.has_ticket = True
         elif seq is not None:
             self._take(seq, said, visit)
+        elif b'"mcp-streams/ended":"superseded"' in line and not visit.is_left.is_set():
+            visit.is_refused = True  # by an earlier visit, whose request came later to the owner
         elif "error" in said:
             self._refused(said["error"].get("data", {}).get("reason", "busy"), visit)
         elif said.get("id") == CALL:

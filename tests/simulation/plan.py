@@ -1,5 +1,6 @@
 """The plan of one seed: the calls, the limits, and how often each fault occurs."""
 
+import itertools
 import random
 from typing import Final
 
@@ -11,6 +12,8 @@ from streams.limits import Limits
 # The `max` of calls that may be abandoned, and of all others.
 BRIEF_S: Final = 30.0
 LONG_S: Final = 7 * 86_400.0
+FOREVER_S: Final = 1e9  # between two faults of a kind that does not occur
+OFTEN_S: Final = 20.0  # between two faults of a kind that occurs often
 
 # Servers die often: a tool that waits long may have to restart many times.
 ALWAYS: Final = 1_000_000
@@ -91,11 +94,27 @@ class Part(msgspec.Struct, frozen=True):
         return sum(step.count for step in self.steps if step.kind == "ask")
 
 
+class Sharing(msgspec.Struct, frozen=True):
+    """Several replicas on one store, and how often each fault occurs, in seconds on average."""
+
+    replicas: int
+    lease_s: float
+    latency_s: float  # of the way to the store, and of the way back
+    is_forgetful: bool  # the store may come back without its last changes
+    kill_every_s: float  # a replica, as all of these
+    stop_every_s: float
+    pause_every_s: float
+    cut_every_s: float  # off from the store
+    still_every_s: float  # the store answers nothing
+    restart_every_s: float  # the store
+    failover_every_s: float  # to a server that has all, or is behind if the store is forgetful
+
+
 class Plan(msgspec.Struct, frozen=True):
     """All choices that are made before the beginning."""
 
     seed: int
-    journal: str  # "file" or "memory"
+    journal: str  # "file", "memory" or "shared"
     budget: Budget
     limits: Limits
     min_s: float
@@ -107,6 +126,7 @@ class Plan(msgspec.Struct, frozen=True):
     read_bytes: int  # the part of a backlog that one write may take; 0 is no limit
     processes: int  # of clients
     parts: tuple[Part, ...]
+    sharing: Sharing | None = None  # one server after the other
 
 
 def plan_of(chance: random.Random, seed: int) -> Plan:
@@ -137,6 +157,43 @@ def plan_of(chance: random.Random, seed: int) -> Plan:
             *_short_parts(seed, 0.8 * chaos_s, may_be_plain=may_be_plain),
         ),
     )
+
+
+def shared_plan_of(chance: random.Random, seed: int) -> Plan:
+    """Draw the plan of a seed in which several replicas share a journal."""
+    often = random.Random(f"replicas of {seed}")
+    faults = [field for field in Sharing.__struct_fields__ if field.endswith("every_s")]
+    some = often.sample(faults, often.choice((0, 1, 1, 2, 3, len(faults))))
+    sharing = Sharing(
+        replicas=often.choice((2, 3, 3, 4)),
+        lease_s=often.choice((1.0, 2.0, 5.0)),
+        latency_s=often.choice((0.0, 0.0005, 0.01)),
+        is_forgetful=often.random() < 0.4,
+        **{
+            fault: often.choice((OFTEN_S, 60.0, 200.0)) if fault in some else FOREVER_S
+            for fault in faults
+        },
+    )
+    return msgspec.structs.replace(plan_of(chance, seed), journal="shared", sharing=sharing)
+
+
+def lossless(first: int, count: int) -> list[int]:
+    """The seeds from `first` on in which replicas share a store that loses nothing."""
+    seeds = range(first, first + 4 * count)
+    return [seed for seed in seeds if not _is_forgetful(seed)][:count]
+
+
+def forgetful(first: int, count: int) -> list[int]:
+    """The seeds from `first` on in which their store goes back, again and again."""
+    found = (seed for seed in itertools.count(first) if _is_forgetful(seed, often=True))
+    return list(itertools.islice(found, count))
+
+
+def _is_forgetful(seed: int, *, often: bool = False) -> bool:
+    sharing = shared_plan_of(random.Random(seed), seed).sharing
+    assert sharing is not None
+    troubles = min(sharing.restart_every_s, sharing.failover_every_s)
+    return sharing.is_forgetful and (troubles <= OFTEN_S or not often)
 
 
 def _part(chance: random.Random, key: str, until_s: float, *, may_be_plain: bool) -> Part:

@@ -3,29 +3,38 @@
 Each does what a slip in that place would do, and raises nothing itself.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Final
 
 import pytest
+import trio
 from msgspec.structs import replace
 
-from streams.engine import operations
-from streams.engine.connection import Connection, Delivery
+from streams.engine.connection import Delivery
+from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import Event, StreamState
+from streams.engine.operations import Operations
+from streams.engine.posts import Taker
+from streams.engine.replicas import Replicas
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import refusal
 from streams.journal import records
 from streams.journal.memory import MemoryJournal
-from streams.journal.records import Ack, Append, Create, Forget, Record
+from streams.journal.records import Ack, Append, Create, Forget, Outcome, Record, Restore
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.log import Tail, Tails
 from streams.messages import Run
 from streams.server.tools import Tool
+from tests.rigs.shared_memory import SharedMemoryJournal
+from tests.simulation.shared import ReplicaJournal
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: Final[dict[str, Plant]] = {}
+SHARED_PLANTS: Final[dict[str, Plant]] = {}  # of replicas
+FORGETFUL_PLANTS: Final[dict[str, Plant]] = {}  # of replicas on a store that goes back
 
 
 def plant(function: Plant) -> Plant:
@@ -34,12 +43,24 @@ def plant(function: Plant) -> Plant:
     return function
 
 
+def shared_plant(function: Plant) -> Plant:
+    """Register a mistake that shows only with several replicas."""
+    SHARED_PLANTS[function.__name__] = function
+    return function
+
+
+def forgetful_plant(function: Plant) -> Plant:
+    """Register a mistake that shows only where the store goes back."""
+    FORGETFUL_PLANTS[function.__name__] = function
+    return function
+
+
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """Apply a mistake, where one is named, for the length of a block."""
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
-            PLANTS[name](patch)
+            (PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS)[name](patch)
         yield
 
 
@@ -248,25 +269,25 @@ def the_last_of_the_log_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 @plant
 def the_displaced_is_not_told(patch: pytest.MonkeyPatch) -> None:
     """The displaced reader is not told, and keeps the messages that are on their way."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: None)
+    patch.setattr(Delivery, "give_way", lambda delivery, by: None)
 
 
 @plant
 def the_displaced_is_left_waiting(patch: pytest.MonkeyPatch) -> None:
     """The displaced delivery ends without a word."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.drop())
+    patch.setattr(Delivery, "give_way", lambda delivery, by: delivery.drop())
 
 
 @plant
 def the_displaced_is_told_to_come_back(patch: pytest.MonkeyPatch) -> None:
     """The displaced reader is told `released`, as if the server had let go of the stream."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("released"))
+    patch.setattr(Delivery, "give_way", lambda delivery, by: delivery.end("released"))
 
 
 @plant
 def the_displaced_is_told_that_it_has_all(patch: pytest.MonkeyPatch) -> None:
     """The displaced reader is told `completed`, as if the stream were over."""
-    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("completed"))
+    patch.setattr(Delivery, "give_way", lambda delivery, by: delivery.end("completed"))
 
 
 @plant
@@ -275,7 +296,7 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
     older: dict[str, list[Delivery]] = {}
     committed = Stream.committed
 
-    def remember(delivery: Delivery, by: Connection) -> None:
+    def remember(delivery: Delivery, by: Taker) -> None:
         older.setdefault(delivery.stream.id, []).append(delivery)
 
     def wake_all(stream: Stream, seq: int) -> None:
@@ -283,7 +304,7 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
         for delivery in older.get(stream.id, ()):
             delivery.wake()
 
-    patch.setattr(Delivery, "supersede", remember)
+    patch.setattr(Delivery, "give_way", remember)
     patch.setattr(Stream, "committed", wake_all)
 
 
@@ -291,8 +312,108 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
 def the_older_wins(patch: pytest.MonkeyPatch) -> None:
     """A new reader is refused while another one is attached."""
 
-    def displace_none(stream: Stream, *_: Any) -> None:
+    def displace_none(_self: Operations, stream: Stream, *_: Any) -> None:
         if stream.delivery is not None:
             raise refusal("superseded")
 
-    patch.setattr(operations, "_displace", displace_none)
+    patch.setattr(Operations, "_displace", displace_none)
+
+
+# Replicas, which `simulate(seed, is_shared=True)` finds
+
+
+@shared_plant
+def a_fence_is_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """Any replica may change a stream, whatever it knows of its owner."""
+    owned, restored = records._owned, records._restored
+
+    def owned_by_any(record: Record | None, change: Any) -> Record:
+        return owned(record, change if record is None else replace(change, fence=record.fence))
+
+    def restored_by_any(record: Record | None, change: Restore) -> Record:
+        return restored(record, change if record is None else replace(change, fence=record.fence))
+
+    patch.setattr(records, "_owned", owned_by_any)
+    patch.setattr(records, "_restored", restored_by_any)
+    patch.setattr(SharedMemoryJournal, "_may", lambda journal, record: True)
+
+
+@shared_plant
+def a_lease_is_not_renewed_under_load(patch: pytest.MonkeyPatch) -> None:
+    """A replica with calls that run does not come to renew its lease."""
+    renew = ReplicaJournal.renew
+
+    async def renew_when_idle(journal: ReplicaJournal) -> Mapping[str, int] | None:
+        while journal.has_calls:
+            await trio.sleep(journal.lease_s)
+        return await renew(journal)
+
+    patch.setattr(ReplicaJournal, "renew", renew_when_idle)
+
+
+@shared_plant
+def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """A replica that learns of the end of a stream does not wake the client that follows it."""
+    follow = FollowedStream.follow
+
+    def follow_asleep(stream: FollowedStream, record: Record) -> None:
+        if record.outcome is Outcome.LIVE:
+            follow(stream, record)
+            return
+        delivery, stream.delivery = stream.delivery, None
+        follow(stream, record)
+        stream.delivery = delivery
+
+    patch.setattr(FollowedStream, "follow", follow_asleep)
+
+
+@shared_plant
+def an_outage_of_the_store_counts_as_death(patch: pytest.MonkeyPatch) -> None:
+    """A replica takes over the streams of the others after it could not use the store itself."""
+    look_at = Replicas._look_at
+
+    def look_without_doubt(replicas: Replicas, counts: Mapping[str, int]) -> None:
+        replicas._renewed_at = trio.current_time()
+        look_at(replicas, counts)
+
+    patch.setattr(Replicas, "_look_at", look_without_doubt)
+
+
+@shared_plant
+def an_heir_takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
+    """The lease counts from the last look at a replica, and one look finds it dead."""
+    look_at = Replicas._look_at
+
+    def look_once(replicas: Replicas, counts: Mapping[str, int]) -> None:
+        for replica, (count, _) in replicas._seen.items():
+            replicas._seen[replica] = count, -inf
+        look_at(replicas, counts)
+
+    patch.setattr(Replicas, "_look_at", look_once)
+
+
+# Replicas on a store that goes back
+
+
+@forgetful_plant
+def a_number_is_reused_after_a_failover(patch: pytest.MonkeyPatch) -> None:
+    """An owner goes on behind the last message that the store has, and so does an heir."""
+    restoration = Stream.restoration
+
+    def forget_as_the_store(stream: Stream) -> Restore:
+        journal: Any = stream._committer._journal
+        kept, state = journal.inner._store.records.get(stream.id), stream.state
+        if kept is not None and kept.last < state.durable == state.last:
+            state.last = state.durable = kept.last
+            state.handed = min(state.handed, kept.last)
+            state.delivered = min(state.delivered, kept.last)
+        return restoration(stream)
+
+    patch.setattr(Stream, "restoration", forget_as_the_store)
+    patch.setattr("tests.rigs.shared_memory._skipped", lambda record: record)
+
+
+@forgetful_plant
+def a_gap_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    """Messages behind a gap are sent as if nothing was missing."""
+    patch.setattr("streams.engine.connection._tell_gap", lambda delivery, earliest: None)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import trio
 
 from streams.errors import Full, JournalError, Unavailable
+from streams.journal.alone import Alone
 from streams.journal.contract import Journal, Shortage, Totals
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change, Record
@@ -35,7 +36,7 @@ class Inline:
         return job()
 
 
-class MortalJournal:
+class MortalJournal(Alone):
     """A journal as one server sees it. Once the server is killed no request returns any more."""
 
     def __init__(self, inner: Journal, world: World, weather: Weather, ledger: Ledger) -> None:
@@ -106,9 +107,9 @@ class MortalJournal:
         await self._live()
         return answer
 
-    async def claim(self) -> Sequence[Record]:
+    async def claim(self, owner: str = "") -> Sequence[Record]:
         await self._live()
-        return await self.inner.claim()
+        return await self.inner.claim(owner)
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         await self._live()

@@ -4,7 +4,8 @@ from typing import Final
 
 import pytest
 
-from tests.simulation.planted import PLANTS, planted
+from tests.simulation.plan import forgetful, lossless
+from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import simulate
 
 SEEDS: Final = 60  # seeds in which each mistake shows; a late pong that counts is the rarest
@@ -14,3 +15,15 @@ SEEDS: Final = 60  # seeds in which each mistake shows; a late pong that counts 
 def test_a_planted_mistake_is_found(name: str) -> None:
     with planted(name):
         assert any(simulate(seed).violations for seed in range(SEEDS))
+
+
+@pytest.mark.parametrize("name", SHARED_PLANTS)
+def test_a_planted_mistake_of_replicas_is_found(name: str) -> None:
+    with planted(name):
+        assert any(simulate(seed, is_shared=True).violations for seed in lossless(0, SEEDS))
+
+
+@pytest.mark.parametrize("name", FORGETFUL_PLANTS)
+def test_a_planted_mistake_about_a_store_that_goes_back_is_found(name: str) -> None:
+    with planted(name):
+        assert any(simulate(seed, is_shared=True).violations for seed in forgetful(0, SEEDS))

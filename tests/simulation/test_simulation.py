@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from tests.rigs import ROOT
+from tests.simulation.plan import forgetful, lossless
 from tests.simulation.universe import Report, simulate
 
 SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "25"))
@@ -19,9 +20,9 @@ KEPT: Final = [
 ]
 
 
-def told(report: Report) -> str:
+def told(report: Report, *, is_shared: bool = False) -> str:
     trace = "\n".join(report.trace[-100:])
-    again = f"python -m tests.simulation --seed {report.seed} --trace"
+    again = f"python -m tests.simulation --seed {report.seed} --trace" + " --replicas" * is_shared
     return f"{trace}\n\n{report.violations}\n{again}"
 
 
@@ -31,16 +32,25 @@ def test_nothing_happens_that_must_not(seed: int) -> None:
     assert not report.violations, told(report)
 
 
-@pytest.mark.parametrize("seed", [3, 2263])
-def test_a_seed_has_one_history(seed: int) -> None:
+@pytest.mark.parametrize("seed", [*lossless(0, SEEDS), *forgetful(0, SEEDS)])
+def test_nothing_happens_that_must_not_to_replicas(seed: int) -> None:
+    report = simulate(seed, is_shared=True)
+    assert not report.violations, told(report, is_shared=True)
+
+
+@pytest.mark.parametrize(("seed", "is_shared"), [(3, False), (2263, False), (3, True), (25, True)])
+def test_a_seed_has_one_history(seed: int, is_shared: bool) -> None:
     """The history is the same in another process, with other hashes and addresses.
 
     In 2263 a server with several connections shuts down, and waits for one after the other.
     """
-    report = simulate(seed)
-    code = f"from tests.simulation.universe import simulate; print(simulate({seed}).digest)"
+    report = simulate(seed, is_shared=is_shared)
+    code = (
+        "from tests.simulation.universe import simulate; "
+        f"print(simulate({seed}, is_shared={is_shared}).digest)"
+    )
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
     )
-    assert int(ran.stdout) == report.digest == simulate(seed).digest
+    assert int(ran.stdout) == report.digest == simulate(seed, is_shared=is_shared).digest

@@ -9,22 +9,9 @@ from typing import Any, Final
 import trio
 
 from streams import Call, Server
+from tests.simulation.lives import Life
 from tests.simulation.plan import BRIEF_S, LONG_S, Step
 from tests.simulation.world import Job, World
-
-
-class Life:
-    """One server, until it dies or stops."""
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        self.is_dead = False
-        self.is_over = trio.Event()  # it is dead, or has begun to stop
-        self.is_gone = trio.Event()  # all its tasks have ended
-
-    def over(self) -> None:
-        """End this life: steps of its tools no longer count."""
-        self.is_over.set()
 
 
 def make_server(world: World, life: Life) -> Server:
@@ -63,18 +50,19 @@ _SETTINGS: Final[dict[str, dict[str, Any]]] = {
 
 async def _work(world: World, life: Life, call: Call, job: Job) -> str:
     world.started(job)
-    text = job.text_of(job.runs)
+    run = job.runs
+    text = job.text_of(run)
     first = job.restore(call.restored)
     for n, step in enumerate(job.part.steps[first:], first):
         for _ in range(step.count):
             if step.pause_s:
                 await trio.sleep(step.pause_s)
-            await _live(life)
+            await _live(life, job, run)
             await _take(world, life, call, job, step)
-            await _live(life)
+            await _live(life, job, run)
         if job.part.is_lasting:
             await call.checkpoint(job.state(n + 1))
-            await _live(life)
+            await _live(life, job, run)
             world.expect(
                 job.is_recorded or not job.is_resumable,
                 f"{job.key} has a checkpoint, and no record",
@@ -85,12 +73,14 @@ async def _work(world: World, life: Life, call: Call, job: Job) -> str:
     return text
 
 
-async def _live(life: Life) -> None:
-    if life.is_over.is_set():
+async def _live(life: Life, job: Job, run: int) -> None:
+    """Take no further step in a server that is dead, nor where another replica runs the call."""
+    if life.is_over.is_set() or (life.is_replica and job.runs != run):
         await trio.sleep_forever()
 
 
 async def _take(world: World, life: Life, call: Call, job: Job, step: Step) -> None:
+    run = job.runs
     match step.kind:
         case "say" | "burst":
             job.said += 1
@@ -101,12 +91,12 @@ async def _take(world: World, life: Life, call: Call, job: Job, step: Step) -> N
         case "flush":
             said = job.said
             await call.flush()
-            await _live(life)
+            await _live(life, job, run)
             world.expect(job.is_recorded, f"{job.key} is flushed, and its record is not durable")
             job.flushed = said
         case "ask":
             question = {"job": job.key, "question": job.answers + 1}
             answer = await call.request("elicitation/create", question)
-            await _live(life)
+            await _live(life, job, run)
             job.answers += 1
             world.expect(answer == {"to": question}, f"{job.key}: {question} got {answer}")

@@ -18,20 +18,20 @@ from trio.testing import MockClock
 
 from streams.engine.engine import Engine
 from streams.errors import first_of
-from streams.journal.records import Outcome
-from streams.keys import Keyring
 from tests.simulation.callers import Caller, Process
+from tests.simulation.lives import KEYRING, Life, check_marks, check_memory, excuse
 from tests.simulation.network import Cable, Network
+from tests.simulation.pauses import Pauses
 from tests.simulation.plain import PlainCaller
-from tests.simulation.plan import FAULTS, Fate, plan_of
+from tests.simulation.plan import FAULTS, Fate, plan_of, shared_plan_of
+from tests.simulation.replicas import Replicas
 from tests.simulation.short import ShortCaller
 from tests.simulation.storage import MortalJournal, Store
-from tests.simulation.tools import Life, make_server
+from tests.simulation.tools import make_server
 from tests.simulation.weather import Weather
 from tests.simulation.witness import Witness
 from tests.simulation.world import Job, World
 
-KEYRING = Keyring([bytes(32)])
 CALM_S = 1_500.0  # in which all jobs are done, once no fault occurs any more
 SETTLE_S = 15.0
 ROUNDS_MAX = 10_000  # of trio's loop, without any time passing
@@ -71,10 +71,11 @@ class Report(msgspec.Struct, frozen=True):
     trace: list[str]
 
 
-def simulate(seed: int, *, is_traced: bool = False) -> Report:
-    """Run one seed: the same history each time."""
+def simulate(seed: int, *, is_shared: bool = False, is_traced: bool = False) -> Report:
+    """Run one seed: the same history each time. With `is_shared` there are several replicas."""
     chance = random.Random(seed)
-    world = World(plan_of(chance, seed), chance, is_traced=is_traced)
+    plan = shared_plan_of(chance, seed) if is_shared else plan_of(chance, seed)
+    world = World(plan, chance, is_traced=is_traced)
     folder = str(SHM) if SHM.is_dir() else None
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -88,8 +89,9 @@ def simulate(seed: int, *, is_traced: bool = False) -> Report:
             if world.plan.read_bytes:
                 patch.setattr(f"streams.engine.connection.{limit}", world.plan.read_bytes)
         try:
-            watchdog = Watchdog(world, clock)
-            trio.run(_live, world, Path(directory), clock=clock, instruments=[watchdog])
+            pauses = Pauses()
+            instruments = [Watchdog(world, clock), pauses]
+            trio.run(_live, world, Path(directory), pauses, clock=clock, instruments=instruments)
         except trio.TrioInternalError as error:
             world.violations.append(str(error.__cause__))
     return Report(
@@ -127,10 +129,14 @@ def _drop(*_: Any) -> Any:
     raise structlog.DropEvent
 
 
-async def _live(world: World, folder: Path) -> None:
+async def _live(world: World, folder: Path, pauses: Pauses) -> None:
     weather = Weather(world)
     network = Network(world, weather)
-    servers = Servers(world, weather, network, Store(world, weather, folder))
+    servers: Servers | Replicas
+    if world.plan.sharing is None:
+        servers = Servers(world, weather, network, Store(world, weather, folder))
+    else:
+        servers = Replicas(world, weather, network, world.plan.sharing, pauses)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_when_broken, world, nursery.cancel_scope)
@@ -157,7 +163,7 @@ async def _live(world: World, folder: Path) -> None:
                 else:
                     nursery.start_soon(Caller(job, world, weather, processes).run)
             await _see_it_through(world)
-            servers.check_memory()
+            await servers.check_at_the_end()
             nursery.cancel_scope.cancel()
     except Exception as error:  # any error is reported with its seed
         world.violate(f"{type(first_of(error)).__name__}: {first_of(error)}")
@@ -232,12 +238,11 @@ class Servers:
             case "full":
                 self._journal.trouble()
 
-    def check_memory(self) -> None:
+    async def check_at_the_end(self) -> None:
         """Check that no stream is left in memory that the journal does not have."""
         assert self._engine is not None
-        for stream in self._engine._streams.index:
-            is_known = stream.id in self.ledger.known or stream.id in self.ledger.others
-            self._world.expect(is_known, f"{stream.record.origin!r} is left in memory")
+        check_memory(self._world, self.ledger, self._engine)
+        await trio.lowlevel.checkpoint()
 
     async def watch(self) -> None:
         """Check now and then that displaced readers were told."""
@@ -248,7 +253,7 @@ class Servers:
     def _crash(self, journal: MortalJournal, life: Life) -> None:
         self._world.note("server", f"dies, {len(journal.in_flight)} changes in flight")
         self._world.counts["crashes"] += 1
-        self._excuse()
+        excuse(self._world, self._store.ledger)
         life.is_dead = True
         self._store.crash(journal)
         self._network.lose_server()
@@ -258,18 +263,9 @@ class Servers:
     async def _stop(self, life: Life) -> None:
         self._world.note("server", "stops")
         self._world.counts["stops"] += 1
-        self._excuse()
+        excuse(self._world, self._store.ledger)
         life.over()
         await life.is_gone.wait()
-
-    def _excuse(self) -> None:
-        """Allow calls whose end is not durable yet to end as interrupted."""
-        outcomes = {known.job.key: known.outcome for known in self._store.ledger.known.values()}
-        for job in self._world.jobs.values():
-            # A call may have been made, and its tool may wait for the journal.
-            is_called = job.runs or job.part.starts_at <= trio.current_time()
-            if is_called and outcomes.get(job.key, Outcome.LIVE) is Outcome.LIVE:
-                job.was_interrupted = True
 
     async def _serve(self, journal: MortalJournal, life: Life) -> None:
         try:
@@ -281,16 +277,6 @@ class Servers:
         finally:
             self._store.close(journal)
             life.is_gone.set()
-
-    def _check_marks(self, engine: Engine) -> None:
-        """Check that the mark is not beyond an attached reader's position."""
-        for stream in engine._streams.index:
-            if stream.delivery is not None:
-                delivered, position = stream.state.delivered, stream.delivery.position
-                self._world.expect(
-                    delivered <= position,
-                    f"{stream.id[:8]}: {delivered} are let go, and its reader is at {position}",
-                )
 
     async def _work(self, journal: MortalJournal, life: Life) -> None:
         server = make_server(self._world, life)
@@ -304,7 +290,7 @@ class Servers:
                     nursery.start_soon(running.serve, cable.far)
 
                 self._network.accept = accept
-                journal.check = partial(self._check_marks, running.engine)
+                journal.check = partial(check_marks, self._world, running.engine)
                 await life.is_over.wait()
                 self._network.accept = None
             nursery.cancel_scope.cancel()

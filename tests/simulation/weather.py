@@ -21,12 +21,14 @@ class Weather:
         """Whether a fault of this likelihood occurs."""
         return self._chance.random() < probability and not self._world.is_calm
 
-    def latency_s(self) -> float:
-        """The delay of a piece of a message."""
+    def latency_s(self, client: str = "") -> float:
+        """The delay of a piece of a message of a client."""
         if self._plan.latency_s == 0:
             return 0.0
         if self.is_so(0.01):
-            return self._chance.uniform(0, 20)
+            late_s = self._chance.uniform(0, 20)
+            self._world.disturb(2 * late_s, client)
+            return late_s
         return self._chance.uniform(0, 2 * self._plan.latency_s)
 
     def cut_in_s(self) -> float:

@@ -168,9 +168,12 @@ class Witness:
                 self._check_complete(claim)
         if b'"superseded"' in line:
             self._world.counts["told superseded"] += 1
-            number = math.inf if claim is None else claim.number
-            is_newer = any(other.number > number for other in self._claims.get(key, ()))
-            self._world.expect(is_newer, f"{key}: told `superseded` without a newer reader")
+            self._check_displaced(claim, key)
+
+    def _check_displaced(self, claim: Claim | None, key: str) -> None:
+        number = math.inf if claim is None else claim.number
+        is_newer = any(other.number > number for other in self._claims.get(key, ()))
+        self._world.expect(is_newer, f"{key}: told `superseded` without a newer reader")
 
     def _answer_call(self, claim: Claim, job: Job, line: bytes) -> None:
         is_first = not claim.is_answered

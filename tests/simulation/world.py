@@ -14,6 +14,7 @@ import trio
 
 from tests.simulation.plan import BRIEF_S, LONG_S, Part, Plan
 
+PROMPT_S: Final = 3.0  # until a reader has a durable message, where no fault occurs
 TRACE_LINES: Final = 2_000  # that are kept where not all of them are printed
 
 
@@ -40,6 +41,10 @@ class Job:
         # Reasons for an end other than its result.
         self.is_cancelled = False
         self.was_interrupted = False  # a server died, or stopped, before its end was durable
+        self.durable_at: dict[int, float] = {}  # by seq, where replicas share a journal
+        self.has_lost = False  # the store has lost some of its messages, or its record
+        self.lost: list[tuple[int, int]] = []  # the first and last of numbers that no message has
+        self.has_gap = False  # and its caller goes on behind some of these
         self.has_ticket = False  # its caller was told how to resume
         # Its requests, as its servers see them:
         self.requests = 0  # that have arrived
@@ -109,6 +114,9 @@ class World:
         self.error: BaseException | None = None  # not expected by any rule
         self.counts: Counter[str] = Counter()
         self.is_calm = False  # no fault occurs any more
+        self.faults = 0  # that occur now
+        # When the last fault has no effect any more: on all, or on the client of this name.
+        self.quiet_at: dict[str, float] = {"": 0.0}
         self.lasted_s = 0.0
         self.digest = 0  # of all events
         self.trace: deque[str] = deque(maxlen=TRACE_LINES)
@@ -133,6 +141,19 @@ class World:
         if not is_so:
             self.violate(what)
         return bool(is_so)
+
+    def disturb(self, for_s: float, client: str = "") -> None:
+        """A fault has effects for so long: messages may be late."""
+        until = trio.current_time() + for_s
+        self.quiet_at[client] = max(self.quiet_at.get(client, 0.0), until)
+
+    def received(self, job: Job, seq: int, client: str, waited_since: float) -> None:
+        """A client has a message for which it waited."""
+        durable_at = job.durable_at.get(seq)
+        if durable_at is not None and not self.faults:
+            quiet_at = max(self.quiet_at[""], self.quiet_at.get(client, 0.0))
+            late_s = trio.current_time() - max(durable_at, waited_since, quiet_at)
+            self.expect(late_s <= PROMPT_S, f"{job.key}: {seq} comes {late_s:.1f} s late")
 
     def reach(self, job: Job, moment: str) -> None:
         """A call has come to a moment at which a fault may be due."""
@@ -167,7 +188,7 @@ class World:
         """A caller was given the next message of a job."""
         match method:
             case "notifications/message":
-                job.heard += 1
+                job.heard = max(job.heard, job.has_gap and params["data"]["number"] - 1) + 1
                 expected = job.saying(job.heard)
                 self.expect(
                     params["data"] == expected, f"{job.key}: {expected} expected, heard {params}"
@@ -177,7 +198,7 @@ class World:
                 self.expect(grown, f"{job.key}: progress {job.progress}, then {params}")
                 job.progress = params["progress"]
             case "elicitation/create":
-                job.asked += 1
+                job.asked = max(job.asked, job.has_gap and params["question"] - 1) + 1
                 self.expect(
                     params == {"job": job.key, "question": job.asked},
                     f"{job.key}: question {job.asked} expected, heard {params}",
@@ -193,11 +214,21 @@ class World:
         self.expect(not job.outcome, f"{job.key}: ends twice: {job.outcome}, then {ended}")
         self.expect(said in job.texts, f"{job.key}: the result says {said!r}")
         self.expect(bool(result.get("isError")) == part.fails, f"{job.key}: {result}")
-        self.expect(job.heard == part.said, f"{job.key}: {job.heard} of {part.said} were heard")
-        self.expect(job.asked == part.asked, f"{job.key}: {job.asked} of {part.asked} asked")
+        is_whole = not job.has_gap
+        was_heard, was_asked = job.heard == part.said, job.asked == part.asked
+        self.expect(was_heard or not is_whole, f"{job.key}: {job.heard} of {part.said} were heard")
+        self.expect(was_asked or not is_whole, f"{job.key}: {job.asked} of {part.asked} asked")
         self.expect(job.answers == part.asked, f"{job.key}: {job.answers} of {part.asked} answers")
         self.note("caller", f"{job.key} is {ended}, {job.handed} in all")
         job.end(ended)
+
+    def skipped(self, job: Job, first: int, last: int) -> None:
+        """A caller was told that these messages are lost, and goes on behind them."""
+        self.counts["gaps told"] += 1
+        is_lost = any(lost[0] <= first and last <= lost[1] for lost in job.lost)
+        self.expect(is_lost, f"{job.key}: {first} to {last} are said to be lost: {job.lost}")
+        job.handed = max(job.handed, last)
+        job.has_gap = True
 
     def refused(self, job: Job, reason: str) -> None:
         """A caller was told that no more messages will come."""
@@ -206,22 +237,24 @@ class World:
         has_not_run = job.runs == 0 or job.part.is_repeatable
         is_crowded = self.plan.limits.streams_per_principal_max < 10
         is_fine = {
-            "interrupted": job.was_interrupted and not is_restarted,
+            "interrupted": job.was_interrupted and (job.has_lost or not is_restarted),
+            "messages_gone": job.has_lost,
             "abandoned": job.max_s == BRIEF_S or not job.has_ticket,
-            "stream_not_found": job.max_s == BRIEF_S,  # a tombstone lasts for a while only
+            # A tombstone lasts for a while only.
+            "stream_not_found": job.max_s == BRIEF_S or job.has_lost,
             "cancelled": job.is_cancelled,
             "too_slow": job.part.tool == "strict",
             "too_many_streams": has_not_run and is_crowded,
             "busy": has_not_run,  # the journal was full: no new calls
             "The server is shutting down: try again later.": has_not_run,
             "unavailable": has_not_run,  # nor could it look such a call up
-            "lost": not job.has_ticket,
+            "lost": not job.has_ticket or job.has_lost,
         }
         self.expect(is_fine.get(reason), f"{job.key}: ends as {reason!r}, with no reason to")
         self.expect(not job.outcome, f"{job.key}: ends twice: {job.outcome}, then {reason}")
         if reason in ("interrupted", "too_slow"):
             self.expect(
-                job.heard >= job.flushed,
+                job.heard >= job.flushed or job.has_lost,
                 f"{job.key}: {job.flushed} were flushed, {job.heard} were heard",
             )
         self.note("caller", f"{job.key} ends as {reason}, {job.handed} in all")

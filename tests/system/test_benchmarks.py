@@ -10,7 +10,18 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from benchmarks import goals, harness, idle, publish, raw, reconnect, report, scale
+from benchmarks import (
+    goals,
+    harness,
+    idle,
+    publish,
+    raw,
+    reconnect,
+    replicas,
+    report,
+    scale,
+    store,
+)
 from benchmarks.__main__ import main
 from benchmarks.chart import Bar, bar_chart
 from benchmarks.events import Check, Event, EventParser
@@ -19,6 +30,7 @@ from benchmarks.harness import QUICK, Measured, Plan, Results, Row, Subject, Sui
 from benchmarks.numbered import FIRST, METHOD, Lost, check_messages, lines_of, params, text_for
 from benchmarks.peers import Missing
 from benchmarks.peers.children import executable, node_module
+from benchmarks.replicas import Amount, Cluster
 from benchmarks.servers import http_server, stdio_server, websocket_server
 from benchmarks.suites import SUITES, calls, latency, live, resume
 from benchmarks.suites.peers import PEERS
@@ -29,6 +41,7 @@ from streams.journal.sqlite.verify import inspect
 from streams.keys import Keyring
 from streams.messages import notification
 from tests.rigs import HERE, ROOT
+from tests.rigs.needing import needed
 
 FAULTY = HERE / "faulty_fill.py"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -41,8 +54,13 @@ IN_HAND = {
 }
 
 
+NEEDED = {"replicas": ("redis-server", "haproxy"), "replicas-idle": ("redis-server",)}
+
+
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_quick_run_measures_everything_and_writes_it_down(suite, tmp_path, capsys):
+    for program in NEEDED.get(suite, ()):
+        needed(program, "measure with it")
     main(["--quick", "--suite", suite, "--out", str(tmp_path)])
 
     (measured,) = publish.load(tmp_path / "latest.json").suites
@@ -96,6 +114,11 @@ async def test_a_server_that_loses_or_reorders_is_found_out(tmp_path, transport,
             if transport == resume.WEBSOCKET:
                 with pytest.raises(Lost):
                     await live.followed(served, 1, 50, 200)
+                with pytest.raises(Lost):
+                    await replicas.stored([served], Amount(2, 100, 200))
+                tails = replicas.tails(Cluster([served], served), 50, 200, at_owner=True)
+                with pytest.raises(Lost):
+                    await tails.figure(min)()
 
 
 def suite_of(*subjects, rounds=1, warms_up=True):
@@ -203,6 +226,47 @@ async def test_the_latency_of_each_message_is_measured_and_all_of_them_must_come
     assert len(figures) == 6
     for journal in (latency.NONE, latency.PROCESS, latency.POWER):
         assert 0 < figures[latency.row(journal, 50)] <= figures[latency.row(journal, 99)]
+
+
+# A store, and bare clients of it
+
+
+@pytest.fixture
+def bare_store(tmp_path):
+    needed("redis-server", "measure with it")
+    with store.opened(tmp_path / "store") as found:
+        yield found
+
+
+async def test_a_bare_client_puts_all_into_the_store_and_takes_all_out(bare_store):
+    # More than a page and a batch, and not a multiple of either.
+    count = 2 * store.BATCH_BYTES // 200 + 7
+    assert store.xadd(bare_store, 3, count, 200) > 0
+    assert await store.xadd_by_coredis(bare_store, 3, count, 200) > 0
+    for give in (store.xrange, store.lrange, store.xrange, store.lrange):
+        assert give(bare_store, count, 200) > 0
+    found = await store.xrange_by_coredis(bare_store, count, 200)
+    assert check_messages(found.messages, 0, count) == count
+
+
+def test_a_store_that_gives_other_messages_is_found_out(bare_store):
+    store.xrange(bare_store, 3, 200)
+    store.lrange(bare_store, 3, 200)
+    first, second, _ = lines_of(3, 200)
+    bare_store.ask("LSET", "given:l:200", 1, first)
+    bare_store.ask("XDEL", "given:x:200", "3-1")
+    bare_store.ask("XADD", "given:x:200", "4-1", "b", second)
+    for give in (store.xrange, store.lrange):
+        with pytest.raises(Lost):
+            give(bare_store, 3, 200)
+
+
+def test_an_error_of_the_store_is_no_answer(bare_store):
+    with pytest.raises(Lost, match="unknown command"):
+        bare_store.ask("XYZ")
+    bare_store.ask("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(Lost, match="OOM"):
+        store.xadd(bare_store, 1, 10, 200)
 
 
 # The peers

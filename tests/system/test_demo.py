@@ -11,6 +11,7 @@ import pytest
 from streams.cli.selftest.demo import Figures
 from tests.rigs import HERE
 from tests.rigs.command import Done, run
+from tests.rigs.redis_servers import running
 
 FAULTY = f"{HERE / 'faulty_demo_server.py'}:server"
 SLOW = f"{HERE / 'faulty_demo_server.py'}:slow_server"
@@ -89,6 +90,29 @@ def test_a_kill_ends_only_the_call_that_cannot_be_restarted(tmp_path: Path) -> N
     found = figures(done)
     assert [one["end"] for one in found] == ["equal", "equal", "equal", "interrupted"]
     assert {(one["lost"], one["seen_twice"], one["sent"]) for one in found} == {(0, 0, 2 * FILES)}
+
+
+def test_over_a_store_nothing_is_lost_and_no_key_is_left(tmp_path: Path) -> None:
+    with running("redis", tmp_path / "store") as store:
+        words = ("--folder", str(folder_of_files(tmp_path)), "--json")
+        done = run("demo", *words, "--journal", f"{store.url}/0?prefix=reports")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert store.ask("DBSIZE") == b":0\r\n"
+    *restarted, once = figures(done)
+    for one in restarted:
+        assert (one["sent"], one["delivered"], one["end"]) == (2 * FILES, 2 * FILES, "equal")
+    for one in (*restarted, once):
+        assert (one["lost"], one["seen_twice"], one["kills"]) == (0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("journal", "why"),
+    [("redis://127.0.0.1:1", "no connection to 127.0.0.1:1"), ("calls.db", "calls.db is a file")],
+)
+def test_another_place_than_a_store_is_misuse(journal: str, why: str, tmp_path: Path) -> None:
+    done = run("demo", "--folder", str(folder_of_files(tmp_path)), "--journal", journal)
+    assert (done.returncode, done.stdout, len(done.shown)) == (2, "", 1)
+    assert why in done.stderr
 
 
 def test_one_file_is_enough(tmp_path: Path) -> None:

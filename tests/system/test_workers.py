@@ -23,6 +23,15 @@ def nested(depth: int) -> bytes:
     return b'{"tree":' + b'{"of":' * depth + b'"x"' + b"}" * depth + b"}"
 
 
+OTHERS: set[int] = set()  # child processes of other tests and of what they share
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    OTHERS.clear()
+    OTHERS.update(children())
+
+
 @asynccontextmanager
 async def open_workers() -> AsyncIterator[Workers]:
     workers = Workers()
@@ -34,7 +43,7 @@ async def open_workers() -> AsyncIterator[Workers]:
 
 
 def children() -> set[int]:
-    """Child processes of this process, including zombies."""
+    """Child processes that this test has started, including zombies."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -43,7 +52,7 @@ def children() -> set[int]:
             continue
         if int(fields[1]) == os.getpid():
             found.add(int(folder.name))
-    return found
+    return found - OTHERS
 
 
 async def why(workers: Workers, schema: bytes, encoded: bytes, principal: str = "a") -> str:

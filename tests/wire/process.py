@@ -11,10 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from tests.rigs import balancers, setups
 from tests.wire.httppeer import ACCEPTS, HttpPeer
 from tests.wire.raw import DEADLINE_S, Peer, PipePeer, WebSocketPeer
 
@@ -22,6 +23,7 @@ APP: Final = f"{Path(__file__).parent / 'tools_server.py'}:server"
 FAULTY_APP: Final = f"{Path(__file__).parent / 'faulty_tools_server.py'}:server"
 CLI: Final = (sys.executable, "-m", "streams.cli")
 OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
+_OF_OWNERS: Final = ("--limit", "--max-message-bytes", "--require-resume-token")
 _END: Final = "(end of standard error)"
 _WS_ADDRESS: Final = re.compile(r"wss?://127\.0\.0\.1:(\d+)")
 _HTTP_ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:(\d+)/mcp")
@@ -47,22 +49,84 @@ def kept_port() -> int:
             return port
 
 
+class _Process:
+    """One process of a server. A thread reads standard error, so that it never waits for us."""
+
+    def __init__(self, command: Sequence[str], heard: threading.Condition, log: list[str]) -> None:
+        """Start it; `log` gets its lines."""
+        self.lines: list[str] = []
+        self._heard = heard
+        self._log = log
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._add(line.decode(errors="replace"))
+        self._add(_END)
+
+    def _add(self, line: str) -> None:
+        with self._heard:
+            self.lines.append(line)
+            self._log.append(line)
+            self._heard.notify_all()
+
+    def listening_port(self, address: re.Pattern[str]) -> int:
+        """Wait until the log names the address; returns its port."""
+
+        def found() -> re.Match[str] | None:
+            return next(filter(None, map(address.search, self.lines)), None)
+
+        with self._heard:
+            self._heard.wait_for(lambda: found() or _END in self.lines, timeout=DEADLINE_S)
+            match = found()
+        assert match is not None, "the server does not listen:\n" + "".join(self.lines)
+        return int(match.group(1))
+
+    def reap(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
 class ServerProcess:
     """`mcp-streams serve` on one journal; a restart keeps the journal and the ports.
 
-    A thread reads standard error, so that the server never waits for us.
+    In some setups (`tests.rigs.setups`) these are three processes behind HAProxy, or the journal is
+    in a store. Each way to end the server ends all processes on the journal.
     """
 
-    def __init__(self, folder: Path, *, app: str = APP, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, app: str = APP, options: tuple[str, ...] = (), store: str = ""
+    ) -> None:
+        """With `store`, a URL, the journal is there, and the server is one process."""
+        setup = setups.Setup() if store else setups.current
         self.journal = folder / "journal.db"
         self.port = kept_port()
         self.http_port = kept_port()
         self.log: list[str] = []
+        self._folder = folder
+        self._place = setups.Place(store) if store else setup.place(folder)
         self._app = app
         self._options = options
+        self._replicas = [
+            balancers.Ports(kept_port(), kept_port(), kept_port())
+            for _ in range(setup.replicas)
+            if setup.replicas > 1
+        ]
         self._heard = threading.Condition()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
+        self._processes: list[_Process] = []
+        self._balancer = contextlib.ExitStack()
 
     @property
     def url(self) -> str:
@@ -70,54 +134,44 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        return self._running.pid
+        """The id of the process; a server with replicas has several."""
+        [only] = self._running
+        return only.process.pid
 
     @property
-    def _running(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None, "the server is not started"
-        return self._process
+    def _running(self) -> list[_Process]:
+        assert self._processes, "the server is not started"
+        return self._processes
 
     def start(self) -> "ServerProcess":
         """Start, and wait until the log names the addresses."""
-        assert self._process is None
-        heard_before = len(self.log)
-        where = ("--ws", f"127.0.0.1:{self.port}", "--http", f"127.0.0.1:{self.http_port}")
-        self._process = subprocess.Popen(
-            [*CLI, "serve", self._app, *where, "--journal", self.journal, *self._options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read_log, args=[self._process])
-        self._reader.start()
+        assert not self._processes
         try:
-            self.port = self._listening_port(_WS_ADDRESS, heard_before)
-            self.http_port = self._listening_port(_HTTP_ADDRESS, heard_before)
+            if self._replicas:
+                self._start_replicas()
+            else:
+                self._start(self.port, self.http_port)
+                [only] = self._processes
+                self.port = only.listening_port(_WS_ADDRESS)
+                self.http_port = only.listening_port(_HTTP_ADDRESS)
         except BaseException:
-            self._reap(self._process)
+            self._reap()
             raise
         return self
 
-    def _read_log(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None
-        for line in process.stderr:
-            with self._heard:
-                self.log.append(line.decode(errors="replace"))
-                self._heard.notify_all()
-        with self._heard:
-            self.log.append(_END)
-            self._heard.notify_all()
+    def _start(self, ws: int, http: int, *more: str) -> None:
+        where = ("--ws", f"127.0.0.1:{ws}", "--http", f"127.0.0.1:{http}", *more)
+        command = [*CLI, "serve", self._app, *where, *self._place.options, *self._options]
+        self._processes.append(_Process(command, self._heard, self.log))
 
-    def _listening_port(self, address: re.Pattern[str], start: int) -> int:
-        def found() -> re.Match[str] | None:
-            return next(filter(None, map(address.search, self.log[start:])), None)
-
-        with self._heard:
-            self._heard.wait_for(lambda: found() or _END in self.log[start:], timeout=DEADLINE_S)
-            match = found()
-        assert match is not None, "the server does not listen:\n" + "".join(self.log[start:])
-        return int(match.group(1))
+    def _start_replicas(self) -> None:
+        for ports in self._replicas:
+            self._start(ports.ws, ports.http, "--admin", f"127.0.0.1:{ports.admin}")
+        for each in self._processes:
+            each.listening_port(_WS_ADDRESS)
+            each.listening_port(_HTTP_ADDRESS)
+        at = balancers.Ports(self.http_port, self.port, 0)
+        self._balancer.enter_context(balancers.patient_haproxy(self._replicas, at, self._folder))
 
     def hear(self, what: str) -> None:
         """Wait until the log has such a line, in its past or its future."""
@@ -127,8 +181,27 @@ class ServerProcess:
             )
         assert is_said, f"not {what!r}:\n" + "".join(self.log)
 
+    def taken_over(self, is_so: Callable[[], object]) -> None:
+        """Wait for calls that ran at a restart: over a store they have an owner after one lease."""
+        if self._place.state is not None:
+            wait_until("the calls are taken over", is_so)
+
+    def check_journal(self) -> None:
+        """Verify the journal."""
+        words = [*CLI, "verify", self._place.journal]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return bool(self._processes) and all(
+            each.process.poll() is None for each in self._processes
+        )
+
+    def send(self, number: int) -> None:
+        """Send a signal to all processes on the journal."""
+        for each in self._running:
+            each.process.send_signal(number)
+        self._signal_owner(number)
 
     def kill(self) -> None:
         """SIGKILL, and reap."""
@@ -144,37 +217,49 @@ class ServerProcess:
 
         Raises `subprocess.TimeoutExpired` after `within_s`; the process is reaped all the same.
         """
-        process = self._running
-        process.send_signal(number)
-        try:
-            return process.wait(within_s)
-        finally:
-            self._reap(process)
+        self.send(number)
+        return self.wait(within_s=within_s)
 
     def wait(self, *, within_s: float = DEADLINE_S) -> int:
         """Wait until it ends by itself; returns the exit code. As for `stop`."""
-        process = self._running
         try:
-            return process.wait(within_s)
+            codes = {each.process.wait(within_s) for each in self._running}
         finally:
-            self._reap(process)
+            self._reap()
+        [code] = codes
+        return code
 
-    def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
-        assert self._reader is not None
-        self._reader.join()
-        assert process.stderr is not None
-        process.stderr.close()
-        self._process = None
+    def _reap(self) -> None:
+        for each in self._processes:
+            each.reap()
+        self._processes.clear()
+        self._signal_owner(signal.SIGKILL)
+        self._balancer.close()
+
+    def _signal_owner(self, number: int) -> None:
+        """Send a signal to the owner that relays have started beside the server, over a store."""
+        if self._place.state is not None and (owner := self._place.owner()) is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(owner, number)
 
     def connect(self, kind: str) -> Peer:
         """A new connection; on stdio a new relay process to this owner of the journal."""
         if kind == "stdio":
-            return PipePeer([*CLI, "serve", self._app, "--stdio", "--journal", str(self.journal)])
+            # Over a store the relay starts an owner, as one more replica.
+            more = self._for_owner() if self._place.state else ()
+            return PipePeer(self._place.command([*CLI, "serve", self._app, "--stdio", *more]))
         if kind in ACCEPTS:
             return HttpPeer(self.http_port, kind)
         return WebSocketPeer(self.url, OFFERS[kind])
+
+    def _for_owner(self) -> list[str]:
+        """The options that an owner has, too: those of listeners are not for it."""
+        taken: list[str] = []
+        is_own = False
+        for word in self._options:
+            is_own = word.startswith(_OF_OWNERS) if word.startswith("--") else is_own
+            taken += [word] if is_own else []
+        return taken
 
     def exchange(self, sent: bytes, then: bytes | None = None) -> bytes:
         """Send bytes over a bare TCP connection, then the end; returns all bytes that came.
@@ -215,8 +300,7 @@ class ServerProcess:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self._reap(self._process)
+        self._reap()
 
 
 class Gate:

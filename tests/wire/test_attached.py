@@ -138,6 +138,7 @@ def test_a_second_resume_on_one_connection_displaces_the_first(
     assert not any("id" in message for message in peer.settle())
 
 
+@pytest.mark.needs_one_process("a replica knows the ids of its own requests", over="http")
 @pytest.mark.parametrize("id", [7, "7"])
 def test_a_stream_cannot_come_under_an_id_that_is_in_flight(
     wire: Wire, gate: Gate, gate2: Gate, id: int | str
@@ -198,6 +199,7 @@ def test_an_own_call_in_flight_is_displaced_by_its_resume(wire: Wire, gate: Gate
     assert reader.entries[started.stream][6].result["content"][0]["text"] == "counted 5"
 
 
+@pytest.mark.needs_one_process("a replica knows the ids of its own requests", over="http")
 def test_a_new_request_may_not_take_an_id_in_flight(wire: Wire, gate: Gate) -> None:
     """W§5: "A new request with a taken id: -32600"; when the call is over, its id is free."""
     peer = wire.streams()
@@ -211,6 +213,7 @@ def test_a_new_request_may_not_take_an_id_in_flight(wire: Wire, gate: Gate) -> N
     assert "result" in peer.ask("ping", id=7)
 
 
+@pytest.mark.needs_one_process("a replica knows the ids of its own requests", over="http")
 @pytest.mark.parametrize("positions", [False, True])
 def test_a_new_request_may_not_take_a_resumed_streams_id(
     wire: Wire, gate: Gate, positions: bool

@@ -334,6 +334,7 @@ def test_no_secret_is_in_the_log_nor_in_any_file(own_town: Town, gate: Gate) -> 
             assert found == [], path.name
 
 
+@pytest.mark.needs_file("it looks at the files")
 def test_every_file_is_its_owners_alone_whatever_the_umask(tmp_path: Path, gate: Gate) -> None:
     before = os.umask(0)
     try:

@@ -3,9 +3,13 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.rigs.command import run
 from tests.wire.process import ServerProcess
 from tests.wire.verbs import POSITIONS, Reader, read_stream, refused, start, up_to
+
+pytestmark = pytest.mark.needs_file("a backup is one of the file")
 
 MESSAGES = 40
 

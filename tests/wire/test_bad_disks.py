@@ -19,6 +19,8 @@ from tests.wire.process import CLI, FAULTY_APP, ServerProcess
 from tests.wire.raw import DEADLINE_S, PipePeer
 from tests.wire.verbs import POSITIONS, called
 
+pytestmark = pytest.mark.needs_file("it damages the disk of the file")
+
 WAYS = {
     "ws": ("--ws", "127.0.0.1:0"),
     "http": ("--http", "127.0.0.1:0"),

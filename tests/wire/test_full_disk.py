@@ -19,6 +19,8 @@ from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import DEADLINE_S, Peer
 from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, counted, opting_in, start, up_to
 
+pytestmark = pytest.mark.needs_file("it fills the disk of the file")
+
 MESSAGES = 1500  # of 10 KB: of each of four calls 15 MB
 ACK_EVERY = 50
 KINDS = ("ws-streams", "ws-mcp", "http-lines", "stdio")

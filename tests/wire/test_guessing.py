@@ -26,6 +26,8 @@ from tests.wire.verbs import (
     start,
 )
 
+pytestmark = pytest.mark.needs_file("it looks into the file")
+
 GUESSES = int(os.environ.get("GUESSES", "1200"))
 
 Served = tuple[ServerProcess, Theirs]

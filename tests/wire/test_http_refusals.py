@@ -134,6 +134,7 @@ def test_an_error_to_a_well_formed_request_is_a_200(
     assert message.error["code"] == code
 
 
+@pytest.mark.needs_one_process("a replica knows the ids of its own requests")
 def test_a_taken_id_is_an_error_under_its_id(http: Http, gate: Gate) -> None:
     """W§5: "An id is taken on a connection (HTTP: in a session) while in flight there"; "A new
     request with a taken id: -32600"; W§6: it is well-formed, so 200."""
@@ -201,6 +202,7 @@ def test_who_asks_before_sending_too_much_is_told(http: Http) -> None:
     assert exchange.first.startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.needs_one_process("the balancer answers")
 def test_an_oversize_body_in_chunks_is_a_413(http: Http) -> None:
     """W§7: as above; a body that does not say its length is counted as it comes."""
     client = http.opened()
@@ -283,6 +285,7 @@ def test_a_client_of_http_1_0_is_served(http: Http) -> None:
     assert text_of(messages_of(exchange.events())[-1]) == "counted 2"
 
 
+@pytest.mark.needs_one_process("the balancer answers")
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -305,6 +308,7 @@ def test_a_header_bomb_is_refused(http: Http, bomb: bytes) -> None:
     assert is_well(client)
 
 
+@pytest.mark.needs_one_process("the balancer answers")
 @pytest.mark.parametrize(
     "data",
     [
@@ -373,6 +377,7 @@ def test_who_expects_to_be_told_may_send(http: Http) -> None:
     assert exchange.message().result == {}
 
 
+@pytest.mark.needs_one_process("the balancer answers")
 def test_a_slow_body_is_a_408(http: Http) -> None:
     """RFC 9110, 15.5.9: a server need not wait for ever for a request that was begun; it says so,
     and the connection ends. How long is the server's to say, within a minute here; nothing else

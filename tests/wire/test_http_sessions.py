@@ -308,6 +308,7 @@ def test_a_server_goes_on_while_clients_hang(http: Http, gate: Gate) -> None:
     assert [text_of(messages_of(call.events())[-1]) for call in calls] == ["counted 1"] * 20
 
 
+@pytest.mark.needs_file("a store keeps an idle session for up to an hour longer")
 def test_an_idle_session_is_ended(tmp_path: Path, gate: Gate) -> None:
     """W§6: "idle limit 24 h", here a second; an unused session is deleted after that, a used one is
     not. The test waits for time to pass."""

@@ -21,6 +21,8 @@ from tests.wire.raw import DEADLINE_S, Message, PipePeer
 from tests.wire.rawhttp import BOTH
 from tests.wire.verbs import MIB, POSITIONS, counted, refused
 
+pytestmark = pytest.mark.needs_one_process("it measures the memory of the process")
+
 HUGE = int(os.environ.get("HUGE_MIB", "32")) * MIB
 LINES = int(os.environ.get("HUGE_LINES", "5000"))
 GROWTH_MAX = 48 * MIB  # some messages of 4 MiB, whatever the total

@@ -17,6 +17,8 @@ from tests.wire.process import Gate, ServerProcess, wait_until
 from tests.wire.raw import Peer
 from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, opting_in, start
 
+pytestmark = pytest.mark.needs_file("it measures the file")
+
 LIMIT = 64 * MIB
 SHARE = LIMIT // 4
 COMMIT = 49 * MIB  # `docs/operate/operations.md`: what one commit more may add to the WAL

@@ -17,6 +17,7 @@ def journal_bytes(server: ServerProcess) -> int:
     return sum(file.stat().st_size for file in server.journal.parent.glob("journal.db*"))
 
 
+@pytest.mark.needs_file("it measures the file")
 def test_capabilities_that_are_not_understood_are_not_kept(fresh: ServerProcess) -> None:
     """WIRE §8: "Of a client's capabilities what is understood is kept, up to 16 KiB"."""
     before = journal_bytes(fresh)
@@ -29,6 +30,7 @@ def test_capabilities_that_are_not_understood_are_not_kept(fresh: ServerProcess)
     assert journal_bytes(fresh) - before < MIB
 
 
+@pytest.mark.needs_file("it writes to the file")
 def test_what_an_older_server_has_kept_is_dropped(fresh: ServerProcess) -> None:
     with HttpClient(fresh.http_port) as client:
         client.initialize(PLAIN)

@@ -88,7 +88,7 @@ class Run:
             peer, "steady", per_second=PER_SECOND, flush_every=self.flush_every, gate=gate.path
         )
         reader = Reader(peer)
-        killer = threading.Timer(after_s, os.kill, (self.server.pid, signal.SIGKILL))
+        killer = threading.Timer(after_s, self.server.send, (signal.SIGKILL,))
         killer.start()
         with contextlib.suppress(PeerGone):
             while True:
@@ -173,7 +173,7 @@ def test_a_short_call_is_answered_or_found_again_and_not_run_twice(
         with server.connect(kind) as peer:
             peer.initialize(opting_in(kind, dice.choice([PLAIN, STREAMS, POSITIONS])))
             after_s = dice.uniform(*SHORT_KILLED_AFTER_S)
-            killer = threading.Timer(after_s, os.kill, (server.pid, signal.SIGKILL))
+            killer = threading.Timer(after_s, server.send, (signal.SIGKILL,))
             killer.start()
             with contextlib.suppress(PeerGone):
                 while True:

@@ -41,6 +41,7 @@ def connected(
     return peer
 
 
+@pytest.mark.over_stores
 def test_a_ticket_moves(server: ServerProcess, gate: Gate, pair: tuple[str, str]) -> None:
     """W§2: "anyone else needs the token", over any transport: the ticket has streamId, token and a
     number; W§4: "stored bytes untouched"."""
@@ -61,6 +62,7 @@ def test_a_ticket_moves(server: ServerProcess, gate: Gate, pair: tuple[str, str]
     assert reply.result == COMPLETED
 
 
+@pytest.mark.over_stores
 def test_the_newest_wins_across_transports(
     server: ServerProcess, gate: Gate, pair: tuple[str, str]
 ) -> None:

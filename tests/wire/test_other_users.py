@@ -21,6 +21,8 @@ from tests.rigs.command import run
 from tests.rigs.needing import another_user
 from tests.wire.process import APP, CLI
 
+pytestmark = pytest.mark.needs_file("other users have planted files")
+
 NEAR = "127.0.0.1:0"
 INITIALIZE = (
     b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25",'
@@ -49,6 +51,7 @@ def journal(tmp_path: Path) -> Path:
 
 LISTEN = """
 import os, socket, sys
+
 os.setgid(65534); os.setuid(65534)
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])

@@ -262,6 +262,7 @@ def test_a_dead_servers_pages_can_still_be_had(wires: list[Wire], gate: Gate) ->
         assert ask_page(peer, "ahead_pages", last_token, n=4).result == last.result
 
 
+@pytest.mark.needs_file("the keys of a store are not in a file")
 def test_old_keys_stay_valid_for_reading(wires: list[Wire]) -> None:
     """W§3: "Keys live in `<journal>.key`"; W§2: "old keys stay valid for reading": with a new key
     on top the tokens of old are honoured; without the old one they are void."""

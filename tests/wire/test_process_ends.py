@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from streams.journal.sqlite.verify import inspect
 from streams.process.deadline import DEADLINE_S
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
 from tests.wire.process import CLI, FAULTY_APP, ServerProcess
@@ -37,7 +36,7 @@ def test_a_tool_that_never_ends_does_not_outlast_a_signal(tmp_path: Path, tool: 
         if tool in ("shielded", "deaf"):
             assert any(SAID in line and f"tools={tool}" in line for line in server.log)
             assert took_s < DEADLINE_S + PATIENCE_S / 2
-        assert inspect(server.journal).problems == ()
+        server.check_journal()
         server.start()
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
@@ -99,6 +98,7 @@ def test_a_server_on_its_own_standard_streams_ends_at_its_deadline(tmp_path: Pat
         assert peer.process.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.needs_file("it removes the file")
 def test_a_server_that_has_failed_ends_at_its_deadline_and_says_why(tmp_path: Path) -> None:
     """`docs/operate/operations.md`: one line on standard error and exit code 2."""
     with ServerProcess(tmp_path, app=FAULTY_APP) as server:

@@ -79,7 +79,7 @@ def status(connection: http.client.HTTPConnection, token: str = "") -> int:
 def hang_up(server: ServerProcess, said: str) -> None:
     """Send SIGHUP, and wait for the line of log that answers it."""
     before = sum(said in line for line in server.log)
-    os.kill(server.pid, signal.SIGHUP)
+    server.send(signal.SIGHUP)
     wait_until(f"not {said!r}", lambda: sum(said in line for line in server.log) > before)
 
 
@@ -211,7 +211,7 @@ def test_a_key_set_is_read_again_at_once(tmp_path: Path) -> None:
         assert taken != 401
         assert status(connection, new) == 401
         keys.write_text(json.dumps({"keys": [jwts.jwk(jwts.STRANGER, "two")]}))
-        os.kill(server.pid, signal.SIGHUP)
+        server.send(signal.SIGHUP)
         wait_until("the new key is not taken", lambda: status(connection, new) == taken)
         assert status(connection, old) == 401
         keys.write_text("no keys")
@@ -297,7 +297,7 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     try:
         with ServerProcess(tmp_path) as server:
             assert ignores_hangups(server.pid)
-            os.kill(server.pid, signal.SIGHUP)
+            server.send(signal.SIGHUP)
             assert server.stop() == 0
         assert not any("reloading" in line for line in server.log)
         journal = tmp_path / "other.db"

@@ -142,6 +142,7 @@ def test_one_may_resume_anew_on_ones_own_connection(wire: Wire, gate: Gate) -> N
     assert not any("id" in message for message in peer.settle())
 
 
+@pytest.mark.needs_one_process("a replica knows the ids of its own requests", over="http")
 def test_an_id_in_flight_is_taken(wire: Wire, gate: Gate, gate2: Gate) -> None:
     """W§3: "Refused only if that id is taken (section 5)"; W§5: "A new request with a taken id:
     -32600": by another call or by its resume; and none of them is the worse for it."""
@@ -192,6 +193,7 @@ def test_the_calls_id_is_free_while_it_is_resumed_under_another(
     assert text_of(peer.response("r")) == "counted 5"
 
 
+@pytest.mark.needs_one_process("a replica knows the ids of its own requests", over="http")
 def test_an_id_that_a_stream_has_taken_is_free_for_its_own_resume(wire: Wire, gate: Gate) -> None:
     """W§5: taken "while a stream with that originating id is attached without positions […] except
     by a delivery of the very stream that is asked for"."""

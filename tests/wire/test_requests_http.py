@@ -265,6 +265,7 @@ def test_after_beats_the_header_and_another_calls_is_ignored(http: Http) -> None
     assert text_of(answer_of(events, "r")) == "counted 5"
 
 
+@pytest.mark.needs_file("it reads the file")
 def test_a_post_frees_what_was_had_and_a_get_frees_nothing(http: Http, gate: Gate) -> None:
     """W§3: "Over HTTP a `requests/resume` POST may delete what is delivered. **A GET never deletes
     and never moves the delivered mark.**" The journal shows that both are so."""

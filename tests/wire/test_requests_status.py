@@ -124,6 +124,11 @@ def test_an_interrupted_call_has_failed(server: ServerProcess, gate: Gate) -> No
         server.restart()
         for wire, promised, question in zip(wires, each, questions, strict=True):
             peer = wire.opened(REQUESTS)
+            server.taken_over(
+                lambda peer=peer, promised=promised: (
+                    status_of(peer, promised)["status"] != "processing"
+                )
+            )
             assert status_of(peer, promised) == promised.status("failed", True, False)
             assert regained(peer, promised, 7, after=1)[-1].reason == "interrupted"
             assert status_of(peer, promised, after=2) == promised.status("failed", False, False)

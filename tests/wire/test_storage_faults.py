@@ -14,6 +14,8 @@ from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Peer, PeerGone, method_is
 from tests.wire.verbs import POSITIONS, Reader, Started, opting_in, read_stream, refused, start
 
+pytestmark = pytest.mark.needs_file("it injects faults into the use of the file")
+
 
 def begun(server: ServerProcess, kind: str, gate: Gate) -> tuple[Peer, Started, Reader]:
     """A call that has sent five messages, and waits."""

@@ -58,6 +58,7 @@ def answer_to(port: int, start: str, *fields: str, then: bytes = b"") -> tuple[i
     return int(found[1]), body
 
 
+LOOKED_UP = pytest.mark.needs_file("a store is asked for an unknown session once the body is there")
 REFUSED = [
     (404, "POST /elsewhere", [JSON, BOTH]),
     (404, f"GET {KNOWN}", []),
@@ -67,12 +68,12 @@ REFUSED = [
     (403, "POST /mcp", [JSON, BOTH, "Host: evil.example"]),
     (415, "POST /mcp", ["Content-Type: text/plain", BOTH]),
     (406, "POST /mcp", [JSON, "Accept: text/html"]),
-    (404, "POST /mcp", [JSON, BOTH, SESSION]),
-    (404, "DELETE /mcp", [SESSION]),
+    pytest.param(404, "POST /mcp", [JSON, BOTH, SESSION], marks=LOOKED_UP),
+    pytest.param(404, "DELETE /mcp", [SESSION], marks=LOOKED_UP),
     (400, "DELETE /mcp", []),
     (406, "GET /mcp", ["Accept: text/html"]),
     (400, "GET /mcp", ["Accept: text/event-stream"]),
-    (404, "GET /mcp", ["Accept: text/event-stream", SESSION]),
+    pytest.param(404, "GET /mcp", ["Accept: text/event-stream", SESSION], marks=LOOKED_UP),
 ]
 
 

@@ -5,7 +5,6 @@ that may hang up meanwhile. `transports.http.requests` has the protocol.
 """
 
 import math
-import select
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Unpack
@@ -27,6 +26,7 @@ from transports.net.sockets import (
     Pieces,
     ServerStream,
     close_gracefully,
+    has_hung_up,
     receive_some,
     send_now,
     send_pieces,
@@ -44,10 +44,6 @@ BODY_READ_BYTES: Final = 64 * 1024
 # How many bytes of the next request are kept while a response is sent. Beyond that the connection
 # is not read until the response is over, and a hang-up is not noticed.
 PIPELINED_BYTES_MAX: Final = 64 * 1024
-
-# The peer has ended its output, whether all of it was read or not. Elsewhere than
-# on Linux only a read (`watch`) or a failed write notices that.
-_POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)
 
 
 async def serve(
@@ -332,7 +328,7 @@ class _Connection:
 
     def is_open(self) -> bool:
         """Whether the peer may still read. The kernel knows before `watch` has read."""
-        if not self.gone.is_set() and _has_hung_up(self.tcp):
+        if not self.gone.is_set() and has_hung_up(self.tcp):
             self.gone.set()
         return not self.gone.is_set()
 
@@ -404,9 +400,3 @@ class _Response:
         if not self.has_begun:
             raise RuntimeError("the endpoint returned without a response")
         await self.finish()
-
-
-def _has_hung_up(tcp: trio.SocketStream) -> bool:
-    poller = select.poll()
-    poller.register(tcp.socket.fileno(), _POLLRDHUP)
-    return bool(poller.poll(0))  # a hang-up or an error

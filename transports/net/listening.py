@@ -67,8 +67,9 @@ class ListenOptions(TypedDict, total=False):
     """How many connections an authenticated caller may have; over HTTP, how many requests at once.
     """
 
-    allowed_hosts: Collection[str]
-    """Names that `Host` may have, besides those that `transports.net.origins` always allows."""
+    allowed_hosts: Collection[str] | None
+    """Names that `Host` may have, besides those that `transports.net.origins` always allows. None:
+    any name, or none: for answers that any web page may read."""
 
     allowed_origins: Collection[str]
     """Origins of web pages that may connect, likewise."""
@@ -82,6 +83,9 @@ class ListenOptions(TypedDict, total=False):
     sockets: Sequence[socket.socket]
     """Sockets that listen already, to be used in place of the host and the port."""
 
+    until: trio.Event | None
+    """Once it is set no connection is accepted, and new ones are refused. Open ones live on."""
+
 
 class Listener:
     """Listens at one address, and checks each connection."""
@@ -93,6 +97,7 @@ class Listener:
         )
         self._ssl_context = options.get("ssl_context")
         self._admit = options.get("admit")
+        self._until = options.get("until")
         self._open = 0
         self._handshakes = Turns()
         self._connections_max = options.get("connections_max", CONNECTIONS_MAX)
@@ -115,7 +120,7 @@ class Listener:
             finally:
                 self._open -= 1
 
-        await serve_listeners(serve_counted, self._listeners)
+        await serve_listeners(serve_counted, self._listeners, self._until)
 
     async def secure(self, tcp: trio.SocketStream) -> ServerStream:
         """Return `tcp` itself, or TLS over it. The caller bounds the time of the handshake.
@@ -222,17 +227,24 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
 
 
 async def serve_listeners(
-    serve_connection: OnConnection, listeners: Sequence[trio.SocketListener]
+    serve_connection: OnConnection,
+    listeners: Sequence[trio.SocketListener],
+    until: trio.Event | None = None,
 ) -> NoReturn:
     """Run `serve_connection` for each connection and close that afterwards, until cancelled; then
-    close the listeners.
+    close the listeners. With `until` the listeners are closed once that is set.
 
     While the system has no free file descriptors, new connections wait in the kernel's queue. No
     connection is refused, and one warning is logged.
     """
     async with trio.open_nursery() as nursery:
-        for listener in listeners:
-            nursery.start_soon(_accept_from, listener, serve_connection, nursery)
+        async with trio.open_nursery() as accepting:
+            for listener in listeners:
+                accepting.start_soon(_accept_from, listener, serve_connection, nursery)
+            if until is not None:
+                await until.wait()
+                accepting.cancel_scope.cancel()
+        await trio.sleep_forever()
     raise AssertionError("listeners end by cancellation only")
 
 
@@ -291,14 +303,17 @@ def port_of(listeners: Sequence[trio.SocketListener]) -> int:
 
 
 def _origins_for(
-    listeners: Sequence[trio.SocketListener], hosts: Collection[str], origins: Collection[str]
+    listeners: Sequence[trio.SocketListener],
+    hosts: Collection[str] | None,
+    origins: Collection[str],
 ) -> Origins:
     """The checks of `Host` and `Origin` for `listeners`, which allow `hosts` and `origins`."""
     names = [listener.socket.getsockname()[0] for listener in listeners]
     return Origins(
         is_loopback=all(names_loopback(name) for name in names),
-        hosts=frozenset(name.lower() for name in hosts),
+        hosts=frozenset(name.lower() for name in hosts or ()),
         origins=frozenset(name.lower() for name in origins),
+        takes_any_host=hosts is None,
     )
 
 

@@ -53,6 +53,10 @@ WATCHED_TIMEOUT_MS: Final = 15_000
 DISCARDED_BYTES: Final = 256 * 1024
 DISCARD_PAUSE_S: Final = 0.01
 
+# The peer has ended its output, whether all of it was read or not. Elsewhere than on Linux only a
+# read or a failed write notices that.
+_POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)
+
 _discarded: Final = bytearray(DISCARDED_BYTES)  # one for all connections, since it is never read
 
 Pieces = Sequence[bytes | memoryview]
@@ -280,3 +284,10 @@ async def _discard_some(connection: trio.SocketStream) -> int:
         await trio.lowlevel.wait_readable(connection.socket)
         with contextlib.suppress(BlockingIOError):
             return os.readv(connection.socket.fileno(), [_discarded])
+
+
+def has_hung_up(tcp: trio.SocketStream) -> bool:
+    """Whether the peer has ended its output, even if not all of that was read."""
+    poller = select.poll()
+    poller.register(tcp.socket.fileno(), _POLLRDHUP)
+    return bool(poller.poll(0))  # a hang-up or an error

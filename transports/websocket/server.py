@@ -35,6 +35,7 @@ from transports.net.sockets import (
     Pieces,
     ServerStream,
     close_gracefully,
+    has_hung_up,
     receive_some,
     send_now,
     send_pieces,
@@ -475,7 +476,8 @@ class ServerWebSocket:
         return False
 
     def is_writable(self) -> bool:
-        return not (self._is_closing or self._is_broken or self.is_closed)
+        is_over = self._is_closing or self._is_broken or self.is_closed
+        return not (is_over or has_hung_up(self._tcp))
 
     def unsent_bytes(self) -> int | None:
         return unsent_bytes(self._socket.fileno())

@@ -266,13 +266,25 @@ class Following(msgspec.Struct, frozen=True):
     detaches: bool = False  # as soon as the call can be resumed
 
 
-async def follow(call: RunningCall, how: Following, note: Note) -> int:
-    """Print a call's messages and its result. The first Ctrl-C detaches, the second cancels."""
-    try:
-        return await _follow(call, how, note)
-    except Exception as failure:
-        note.failed(call, first_of(failure))
-        raise
+async def follow(client: Client, call: RunningCall, how: Following, note: Note) -> int:
+    """Print a call's messages and its result. The first Ctrl-C detaches, the second cancels.
+
+    Where messages are gone, it says how many, and goes on behind them.
+    """
+    while True:
+        async with call:
+            try:
+                return await _follow(call, how, note)
+            except Exception as failure:
+                error, before = first_of(failure), call.ticket
+                behind = await _behind_gap(client, before, error)
+                if before is None or behind is None:
+                    note.failed(call, error)
+                    raise
+                note.take(call)
+                note.skip(behind)
+                _tell_gap(before, behind, as_json=how.as_json)
+        call = client.resume(behind)
 
 
 async def _follow(call: RunningCall, how: Following, note: Note) -> int:
@@ -306,6 +318,30 @@ async def _follow(call: RunningCall, how: Following, note: Note) -> int:
     print(end="", flush=True)  # only a result that was printed is removed from the list
     note.finish(call)
     return FAILED if has_failed(result) else DONE
+
+
+async def _behind_gap(client: Client, ticket: Ticket | None, error: BaseException) -> Ticket | None:
+    """The ticket behind the messages that are gone, if this error says so and the call goes on."""
+    if ticket is None or not isinstance(error, StreamGone) or error.reason != "messages_gone":
+        return None
+    if error.earliest is None or error.earliest - 1 <= (ticket.after or 0):
+        return None
+    with trio.move_on_after(CANCEL_S), suppress(ClientError):
+        if in_words(await client.poll(ticket)).state == "gone":
+            return None  # its result was received
+    return msgspec.structs.replace(ticket, after=error.earliest - 1)
+
+
+def _tell_gap(before: Ticket, behind: Ticket, *, as_json: bool) -> None:
+    first, last = (before.after or 0) + 1, behind.after or 0
+    if as_json:
+        say(as_json_text({"gap": {"from": first, "to": last}}))
+        return
+    which = f"Message {first} is" if first == last else f"{last - first + 1} messages are"
+    say(
+        f"{which} gone: the server has lost them, or another client has read them. "
+        f"The call goes on with message {last + 1}."
+    )
 
 
 def has_failed(result: Any) -> bool:
@@ -404,8 +440,7 @@ async def _call_tool(
 ) -> int:
     note.server = name_of(client)
     try:
-        async with client.call(tool, arguments) as call:
-            code = await follow(call, how, note)
+        code = await follow(client, client.call(tool, arguments), how, note)
     except Exception as failure:
         error = first_of(failure)
         if isinstance(error, CallFailed) and (hint := await hint_for(client, tool, arguments)):
@@ -424,8 +459,8 @@ def resume(reach: Reach, ticket: Ticket, *, as_json: bool) -> int:
         note = Note.of_noted(ticket)
         note.server = name_of(client)
         try:
-            async with client.resume(ticket) as call:
-                return await follow(call, Following(reach, deadline, as_json, asks), note)
+            how = Following(reach, deadline, as_json, asks)
+            return await follow(client, client.resume(ticket), how, note)
         except Exception as failure:
             error = first_of(failure)
             if isinstance(error, StreamGone):

@@ -31,6 +31,11 @@ def verify(file: Path, *, as_json: bool) -> int:
         report = inspect(file)
     except JournalError as error:
         return complain(error)
+    return tell_report(str(file), report, as_json=as_json)
+
+
+def tell_report(file: str, report: Report, *, as_json: bool) -> int:
+    """Print a report about a journal; return the exit code."""
     if as_json:
         found = {"sound": not report.problems, **msgspec.to_builtins(report)}
         print(as_json_text(found))
@@ -39,10 +44,10 @@ def verify(file: Path, *, as_json: bool) -> int:
     return FAILED if report.problems else DONE
 
 
-def _show(file: Path, report: Report) -> None:
+def _show(file: str, report: Report) -> None:
     for problem in report.problems:
         print(harmless(str(problem)))
-    what = f"{_counted(report.streams, 'stream')}, {_counted(report.messages, 'message')}"
+    what = f"{counted(report.streams, 'stream')}, {counted(report.messages, 'message')}"
     if not report.is_read:
         what = f"schema {report.schema} is an older one: its streams were not looked at"
     if report.problems:
@@ -54,7 +59,7 @@ def _show(file: Path, report: Report) -> None:
 def export(file: Path, to: Path | None) -> int:
     """Save what is readable of a journal; return the exit code."""
     try:
-        with _lines_to(to) as on_stream, _shown() as on_progress:
+        with lines_to(to) as on_stream, shown_progress() as on_progress:
             saved = export_streams(file, on_stream, on_progress)
     except BrokenPipeError:
         raise  # `streams.cli.main` handles it
@@ -62,13 +67,12 @@ def export(file: Path, to: Path | None) -> int:
         return complain(f"{to} is there already: name a new folder.")
     except (JournalError, OSError) as error:
         return complain(error)
-    _tell(saved)
-    return DONE if saved.is_whole else FAILED
+    return tell_saved(saved)
 
 
 @contextmanager
-def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes], object]]]:
-    """A function that returns, for the number of a stream, where its lines are written."""
+def lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes], object]]]:
+    """A function that returns, for the number of a stream, where an export writes its lines."""
     if folder is None:
         yield lambda number: sys.stdout.buffer.write
         sys.stdout.flush()
@@ -100,13 +104,15 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _tell(saved: Exported) -> None:
+def tell_saved(saved: Exported) -> int:
+    """Say what an export has saved; return the exit code."""
     for damage in list(saved.damages)[:DAMAGES_SAID]:
         say(damage)
     if len(saved.damages) > DAMAGES_SAID:
         say(f"… and {len(saved.damages) - DAMAGES_SAID:,} more like these")
     lost = f", {saved.missing:,} are missing" if saved.missing else ""
-    say(f"{_counted(saved.streams, 'stream')}, {_counted(saved.messages, 'message')}{lost}.")
+    say(f"{counted(saved.streams, 'stream')}, {counted(saved.messages, 'message')}{lost}.")
+    return DONE if saved.is_whole else FAILED
 
 
 def backup(file: Path, to: Path, *, with_keys: bool) -> int:
@@ -115,7 +121,7 @@ def backup(file: Path, to: Path, *, with_keys: bool) -> int:
     if os.path.lexists(to):  # before a bar is shown
         return complain(f"{to} exists already: name a new file.")
     try:
-        with _shown() as on_progress:
+        with shown_progress() as on_progress:
             back_up(file, to, on_progress)
         if with_keys:
             content = read_secret(keys, FILE_BYTES_MAX, follows_links=False)
@@ -131,7 +137,7 @@ def backup(file: Path, to: Path, *, with_keys: bool) -> int:
 
 
 @contextmanager
-def _shown() -> Iterator[Progress]:
+def shown_progress() -> Iterator[Progress]:
     """A progress bar, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -141,5 +147,6 @@ def _shown() -> Iterator[Progress]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-def _counted(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things in words, such as 2 streams."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

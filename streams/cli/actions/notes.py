@@ -433,6 +433,10 @@ class Note:
         if (ticket := call.ticket) is not None:
             self._change(lambda book: book.move(ticket))
 
+    def skip(self, at: Ticket) -> None:
+        """The messages up to the position of `at` are gone, and the call goes on behind them."""
+        self._change(lambda book: book.move(at))
+
     def finish(self, call: RunningCall) -> None:
         """The result of the call was printed."""
         if (ticket := call.ticket) is not None:
@@ -460,7 +464,7 @@ class Note:
             error.add_note(OTHER_SERVER)
             self._hint(error, "When the call's own server is back:")
         elif error.reason in NEVER_RESUMABLE or (
-            error.reason in MISPLACED and ticket.after is None
+            error.reason in MISPLACED and ticket.after is None and error.earliest is None
         ):
             self._change(lambda book: book.remove([ticket]))
         elif error.reason in MISPLACED:

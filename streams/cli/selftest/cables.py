@@ -21,6 +21,7 @@ class Cables:
     def __init__(self) -> None:
         self.port = 0
         self._far_port: int | None = None
+        self._is_parted = False
         self._cables: set[_Cable] = set()
 
     def lead_to(self, port: int | None) -> None:
@@ -47,6 +48,16 @@ class Cables:
             cable.is_silenced = True
         return len(self._cables)
 
+    def part(self) -> int:
+        """Like `silence`, also for all later ones until `mend`."""
+        self._is_parted = True
+        return self.silence()
+
+    def mend(self) -> None:
+        """End `part`. The cables that have lost bytes are reset."""
+        self._is_parted = False
+        self.reset()
+
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Accept clients until cancelled."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=100)
@@ -63,6 +74,7 @@ class Cables:
             except OSError:
                 return  # the server has just ended: hang up
             cable = _Cable(near, far)
+            cable.is_silenced = self._is_parted
             async with far:
                 self._cables.add(cable)
                 try:

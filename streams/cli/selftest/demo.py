@@ -4,6 +4,9 @@ The tool reads a folder and reports every file. The connection is cut in the mid
 the server is killed with SIGKILL while the tool works, and started on the same journal; a new
 client resumes the call. The messages that the clients have received are compared with those that
 were sent. One more call is of a tool without `restart=True`: its kill ends it.
+
+With a store the servers are replicas of one journal in it, which is deleted at the end. A call goes
+on at another one while its server is down.
 """
 
 import logging
@@ -12,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -22,12 +26,14 @@ from rich.console import Console
 from rich.table import Table
 
 from streams import logs, messages
-from streams.cli.base import DONE, FAILED, USAGE
+from streams.cli.base import DONE, FAILED, USAGE, complain
 from streams.cli.selftest.demo_server import chained, digest_of, files_of
-from streams.cli.selftest.rigs import APP, ListeningRig, Rig, StdioRig
+from streams.cli.selftest.rigs import APP, ListeningRig, Rig, StdioRig, Stored
 from streams.client.call import RunningCall
 from streams.client.client import Client
-from streams.errors import CallFailed
+from streams.errors import CallFailed, JournalError
+from streams.journal.redis import open_redis_journal
+from streams.keys import new_id
 from streams.messages import Message
 
 # The connection is cut, and the server is killed, at these parts of all messages.
@@ -75,10 +81,11 @@ class Viewer:
             self.seen["log", params["data"]["number"]] += 1
 
 
-def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
+def run(folder: Path | None, *, as_json: bool, store: str | None = None, app: str = APP) -> int:
     """Run the demo over each transport; returns 0 if nothing was lost or seen twice.
 
-    `app` is the server: tests pass a faulty one, to show that the demo finds faults.
+    `store` is the URL of a store, in place of files. `app` is the server: tests pass a faulty one,
+    to show that the demo finds faults.
     """
     logs.log_to_stderr(logging.ERROR)
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
@@ -90,7 +97,12 @@ def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
     for path in files:
         whole = chained(whole, digest_of(path), path.relative_to(folder))
     folder = folder.resolve()
-    figures = trio.run(_run_all, app, _Work(folder, 2 * len(files), whole), as_json)
+    work = _Work(folder, 2 * len(files), whole)
+    try:
+        main = partial(_run_all, None) if store is None else partial(_run_in_store, store)
+        figures = trio.run(main, app, work, as_json)
+    except JournalError as error:
+        return complain(error)
     if as_json:
         print(msgspec.json.encode(figures).decode())
     else:
@@ -106,7 +118,20 @@ class _Work(NamedTuple):
     digest: str
 
 
-async def _run_all(app: str, work: _Work, is_quiet: bool) -> list[Figures]:
+async def _run_in_store(store: str, app: str, work: _Work, is_quiet: bool) -> list[Figures]:
+    # Under this prefix no replica of another app takes a call of ours, nor we one of it.
+    url = f"{store}{'&' if '?' in store else '?'}prefix=mcp-streams-demo-{new_id()}"
+    async with open_redis_journal(url):
+        pass  # an error of the store is told before servers are started
+    try:
+        return await _run_all(url, app, work, is_quiet)
+    finally:
+        with trio.CancelScope(shield=True):
+            async with open_redis_journal(url) as journal:
+                await journal.delete()
+
+
+async def _run_all(store: str | None, app: str, work: _Work, is_quiet: bool) -> list[Figures]:
     out = Console(stderr=True, quiet=is_quiet, highlight=False, soft_wrap=True)
     count = work.messages
     out.print(f"{count // 2} files of {work.folder}, {count} messages of each call")
@@ -114,11 +139,15 @@ async def _run_all(app: str, work: _Work, is_quiet: bool) -> list[Figures]:
     with trio.fail_after(TIMEOUT_S), tempfile.TemporaryDirectory() as place:
         async with trio.open_nursery() as servers:
 
-            def rig(scheme: str, journal: str) -> Rig:
-                path = Path(place) / journal
-                return (
-                    StdioRig(app, path) if not scheme else ListeningRig(scheme, app, path, servers)
-                )
+            def rig(scheme: str, name: str) -> Rig:
+                path = Path(place) / name
+                journal: Path | Stored = path
+                if store is not None:
+                    path.mkdir()
+                    journal = Stored(store, path)
+                if not scheme:
+                    return StdioRig(app, journal)
+                return ListeningRig(scheme, app, journal, servers)
 
             scenarios += [
                 _Scenario("stdio", rig("", "stdio.db"), out, work, restart=True),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, NamedTuple, Protocol
 
 import trio
 
@@ -26,6 +26,21 @@ LOOK_EVERY_S: Final = 0.01
 
 class NoServer(Exception):
     """The server has not started, or not ended; the message is the reason, or its log."""
+
+
+class Stored(NamedTuple):
+    """A journal in the store at `url`. Owners have their files in a folder of state."""
+
+    url: str
+    state: Path
+
+
+def _owner_of(journal: Path | Stored) -> int | None:
+    """The process that serves the relays on a journal."""
+    if isinstance(journal, Path):
+        return owner_of(journal)
+    locks = journal.state.glob("mcp-streams/*.lock")
+    return next((pid for lock in locks if (pid := owner_of(lock.with_suffix("")))), None)
 
 
 class Rig(Protocol):
@@ -70,29 +85,45 @@ class Serving:
         self._end = ["--", *wrapped] if wrapped else []
         self._stdio = [] if wrapped else ["--stdio"]
 
-    def command(self, journal: Path, options: Sequence[str], scheme: str = "") -> list[str]:
+    def command(
+        self, journal: Path | Stored, options: Sequence[str], scheme: str = ""
+    ) -> list[str]:
         """The command that listens for `scheme`, or serves over stdio."""
         where = [f"--{scheme}", "127.0.0.1:0"] if scheme else self._stdio
-        words = [*self._start, *where, "--journal", str(journal), *options, *self._end]
+        place = ["--journal", str(journal)] if isinstance(journal, Path) else []
+        words = [*self._start, *where, *place, *options, *self._end]
         return [sys.executable, "-m", "streams.cli", *words]
+
+
+def _environment(journal: Path | Stored) -> dict[str, str]:
+    """The environment of a server. The URL of a store may have a password: it is no argument."""
+    if isinstance(journal, Path):
+        return dict(os.environ)
+    own = {"MCP_STREAMS_SERVE_JOURNAL": journal.url, "XDG_STATE_HOME": str(journal.state)}
+    return os.environ | own
 
 
 class StdioRig:
     """Spawns the server as MCP hosts do; the process is a relay to the journal's owner."""
 
-    def __init__(self, app: str | Serving, journal: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, app: str | Serving, journal: Path | Stored, options: Sequence[str] = ()
+    ) -> None:
         serving = Serving(app) if isinstance(app, str) else app
         self._journal = journal
         self._relays: set[int] = set()
         self._stopped: set[int] = set()  # of the relays
         self._command = serving.command(journal, options)
+        self._environment = _environment(journal)
 
     @asynccontextmanager
     async def dialer(self) -> AsyncIterator[ClientChannel]:
         """Spawn a server and connect to it."""
         relay = 0
         try:
-            async with stdio.connect(self._command, stderr=subprocess.DEVNULL) as channel:
+            async with stdio.connect(
+                self._command, env=self._environment, stderr=subprocess.DEVNULL
+            ) as channel:
                 relay = int(re.findall(r"\d+", channel.principal)[0])
                 self._relays.add(relay)
                 yield channel
@@ -109,13 +140,13 @@ class StdioRig:
 
     async def up(self) -> None:
         """Wait until a client has connected, and the owner runs."""
-        while owner_of(self._journal) is None:
+        while _owner_of(self._journal) is None:
             await trio.sleep(LOOK_EVERY_S)
 
     def cut(self, after_bytes: int = 0) -> int:
         """Kill the processes that clients have spawned."""
         # Processes that still wait for an owner are no connections yet, and are left alone.
-        has_owner = owner_of(self._journal) is not None
+        has_owner = _owner_of(self._journal) is not None
         return _signal(self._relays if has_owner else self._stopped, signal.SIGKILL)
 
     def reset(self) -> int:
@@ -124,33 +155,33 @@ class StdioRig:
 
     def silence(self) -> int:
         """Stop the processes that clients have spawned."""
-        if owner_of(self._journal) is None:
+        if _owner_of(self._journal) is None:
             return 0
         self._stopped |= self._relays
         return _signal(self._relays, signal.SIGSTOP)
 
     async def kill(self) -> bool:
         """Kill the journal's owner, if one runs."""
-        owner = owner_of(self._journal)
+        owner = _owner_of(self._journal)
         if owner is None or not self._signal_owner(signal.SIGKILL):
             return False
-        while owner_of(self._journal) == owner:
+        while _owner_of(self._journal) == owner:
             await trio.lowlevel.checkpoint()
         return True
 
     async def stop(self) -> bool:
         """End the journal's owner, if one runs."""
-        owner = owner_of(self._journal)
+        owner = _owner_of(self._journal)
         if owner is None or not self._signal_owner(signal.SIGTERM):
             return False
         with trio.move_on_after(STOP_S):
-            while owner_of(self._journal) == owner:
+            while _owner_of(self._journal) == owner:
                 await trio.sleep(LOOK_EVERY_S)
             return True
         raise NoServer(f"the owner did not end within {STOP_S:g} s of SIGTERM")
 
     def _signal_owner(self, number: signal.Signals) -> bool:
-        owner = owner_of(self._journal)
+        owner = _owner_of(self._journal)
         if owner is None:
             return False
         try:
@@ -198,7 +229,7 @@ class ListeningRig:
         self,
         scheme: str,
         app: str | Serving,
-        journal: Path,
+        journal: Path | Stored,
         nursery: trio.Nursery,
         options: Sequence[str] = (),
     ) -> None:
@@ -206,7 +237,8 @@ class ListeningRig:
         # The port is another one each time, so that no other process can have taken it meanwhile.
         serving = Serving(app) if isinstance(app, str) else app
         self._command = serving.command(journal, options, scheme)
-        self._log = _Log(log_path(journal))
+        self._environment = _environment(journal)
+        self._log = _Log(log_path(journal if isinstance(journal, Path) else journal.state / scheme))
         self._nursery = nursery
         self._server: trio.Process | None = None
         self._cables = Cables()
@@ -226,7 +258,11 @@ class ListeningRig:
             await self._nursery.start(self._cables.serve)
         with self._log.begun_anew() as log:
             self._server = await trio.lowlevel.open_process(
-                self._command, stdout=log, stderr=log, start_new_session=True
+                self._command,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         return True
 
@@ -236,7 +272,7 @@ class ListeningRig:
         while True:
             is_over = self._server.poll() is not None
             said = self._log.read()
-            if found := re.search(rb"://127\.0\.0\.1:(\d+)", said):
+            if found := re.search(rb"(?:ws|http)://127\.0\.0\.1:(\d+)", said):
                 self._cables.lead_to(int(found[1]))
                 return
             if is_over:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Final
@@ -110,7 +111,10 @@ async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Fig
         ]
         storm = Storm(fronts, 60 * settings.minutes)
         await nursery.start(storm.handle_signals)
-        with _shown(storm, settings, is_quiet) as show:
+        first = (
+            f"{settings.minutes:g} min, {', '.join(settings.transports)}, --seed {settings.seed}"
+        )
+        with shown(first, partial(_line, storm), is_quiet) as show:
             nursery.start_soon(show)
             try:
                 await storm.run()
@@ -141,17 +145,18 @@ def _notes(name: str, folder: Path) -> Path:
 
 
 @contextmanager
-def _shown(
-    storm: Storm, settings: Settings, is_quiet: bool
+def shown(
+    first: str, line: Callable[[], str], is_quiet: bool
 ) -> Iterator[Callable[[], Awaitable[None]]]:
     """A task that prints progress: on a terminal in one line, else in a new line now and then."""
     out = Console(stderr=True, quiet=is_quiet, highlight=False)
-    out.print(f"{settings.minutes:g} min, {', '.join(settings.transports)}, --seed {settings.seed}")
+    if first:
+        out.print(first)
 
     async def tell() -> None:
         while True:
             await trio.sleep(TELL_EVERY_S)
-            out.print(_line(storm), soft_wrap=True)
+            out.print(line(), soft_wrap=True)
 
     if not out.is_terminal:
         yield tell
@@ -160,7 +165,7 @@ def _shown(
 
         async def show() -> None:
             while True:
-                status.update(_line(storm))
+                status.update(line())
                 await trio.sleep(SHOW_EVERY_S)
 
         yield show

@@ -48,6 +48,7 @@ from typing import Final, TypeVar
 import trio
 
 from streams.errors import JournalError, JournalUnusable
+from streams.journal.alone import Alone
 from streams.journal.contract import Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
@@ -117,7 +118,7 @@ class JobThread:
             job()
 
 
-class SQLiteJournal:
+class SQLiteJournal(Alone):
     """`streams.journal.contract.Journal` in a file; `open_sqlite_journal` makes it."""
 
     def __init__(self, store: SQLiteStore, thread: JobThread) -> None:
@@ -134,7 +135,7 @@ class SQLiteJournal:
     def anonymous_shortage(self) -> Shortage | None:
         return None if self._is_closed else self._store.anonymous_shortage
 
-    async def claim(self) -> Sequence[Record]:
+    async def claim(self, owner: str = "") -> Sequence[Record]:
         self._check_open()
         return await self._thread.run(self._store.claim)
 
@@ -171,6 +172,10 @@ class SQLiteJournal:
 
     async def totals(self) -> Totals:
         return await self._look_up(lambda tables: tables.totals())
+
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """See `streams.journal.copying.Whole.streams`."""
+        return await self._look_up(lambda tables: tables.streams(after, limit))
 
     async def find(self, stream: str) -> Record | None:
         return await self._look_up(lambda tables: tables.find(stream))

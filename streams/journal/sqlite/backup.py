@@ -103,7 +103,7 @@ def _export_stream(
     if record is None:
         _note(exported, number, "its record is missing")
     exported.streams += 1
-    put(_encoded(_header(number, record, contents.request(number))))
+    put(encoded(header(number, record, contents.request(number))))
     after = 0 if record is None else record.trimmed
     last = None if record is None else record.last
     for first, until, lines in _pieces(contents.runs(number, after), after, last):
@@ -111,11 +111,11 @@ def _export_stream(
             put(lines)
             exported.messages += until - first + 1
         elif record is not None or first > 1:
-            put(_encoded({"missing": {"from": first, "to": until}}))
+            put(encoded({"missing": {"from": first, "to": until}}))
             exported.missing += until - first + 1
 
 
-def _header(number: int, record: Record | None, request: bytes | None) -> dict[str, Any]:
+def header(number: int, record: Record | None, request: bytes | None) -> dict[str, Any]:
     """The header of a stream. It has a hash of the id, which may be enough to resume the stream."""
     header: dict[str, Any] = {"stream": number, "request": _readable(request)}
     if record is not None:
@@ -164,5 +164,6 @@ def _readable_lines(run: Run, after: int) -> Iterator[tuple[int, int, bytes]]:
                 yield seq, seq, line if is_sound(Run(seq, 1, line)) else b""
 
 
-def _encoded(value: object) -> bytes:
+def encoded(value: object) -> bytes:
+    """A line of an export."""
     return msgspec.json.encode(value) + b"\n"

@@ -260,6 +260,19 @@ class SQLiteLookups:
         found = self._records("WHERE stream = ?", stream)
         return overlaid(found[0], tail) if found else None
 
+    def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """See `streams.journal.copying.Whole.streams`."""
+        tails = dict(self._tails.known)  # before the tables, as in `find`
+        found = self._records("WHERE streams.id > ? ORDER BY streams.id LIMIT ?", after, limit)
+        named = "SELECT name FROM names WHERE stream = ? ORDER BY name"
+        return [
+            (
+                overlaid(record, tails.get(record.stream)),
+                [row[0] for row in self._all(named, record.number)],
+            )
+            for record in found
+        ]
+
     def principal_of(self, stream: str) -> str | None:
         # For an unknown id the next row is read and dropped, so that timing leaks nothing.
         found = self._all(

@@ -4,7 +4,7 @@ A POST has one message. The HTTP response to a request is a `Connection` of its 
 the JSON-RPC response. After a cut, a GET with the id of the last event resumes that response.
 """
 
-from collections.abc import Callable, Set
+from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Final, TypeVar
@@ -24,7 +24,7 @@ from streams.errors import (
     Unavailable,
     first_of,
 )
-from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
+from streams.exchange import Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message, RequestId
 from streams.server.backend import REVISIONS
 from streams.server.http.events import (
@@ -58,6 +58,7 @@ PRIMING_SINCE: Final = "2025-11-25"
 IGNORED_BYTES_MAX: Final = 1024
 
 _T = TypeVar("_T")
+_Method = Callable[[Request, Responder, float], Awaitable[None]]  # with when it was asked
 
 _ALLOW: Final = (("allow", "POST, GET, DELETE"),)
 
@@ -82,7 +83,7 @@ class HttpEndpoint:
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Serve one request. Raises `trio.BrokenResourceError` when the peer is gone."""
         try:
-            await self._answer(request, responder)
+            await self._answer(request, responder, trio.current_time())
         except* JournalUnusable as errors:
             self._engine.fail(first_of(errors))
 
@@ -94,19 +95,30 @@ class HttpEndpoint:
             _accepted(request)
         elif request.method == "GET":
             _check_events(request)
-        if request.method != "POST" or _may_have_session(request):
+        # Another replica may have begun the session: then it is looked up with the body.
+        is_here = SESSION not in request.headers or not self._engine.sessions.is_shared
+        if is_here and (request.method != "POST" or _may_have_session(request)):
             self._session(request)
         return None if request.method == "POST" else IGNORED_BYTES_MAX
 
-    async def _answer(self, request: Request, responder: Responder) -> None:
+    async def _answer(self, request: Request, responder: Responder, asked_at: float) -> None:
         try:
-            await self._route(request)(request, responder)
+            method = self._route(request)
+            await self._fetch_session(request)
+            await method(request, responder, asked_at)
         except HttpError as error:
             request_id = await self._work(request, partial(messages.salvage_id, request.body))
             body = error_line(request_id, error.refusal)
             await responder.respond(error.status, (*content(JSON), *error.headers), body)
 
-    def _route(self, request: Request) -> Endpoint:
+    async def _fetch_session(self, request: Request) -> None:
+        if (session_id := request.headers.get(SESSION)) is not None:
+            try:
+                await self._engine.sessions.fetch(session_id)
+            except Unavailable as error:
+                raise HttpError(503, journal_unavailable(error)) from None
+
+    def _route(self, request: Request) -> _Method:
         if request.path != self._path:
             raise HttpError(404, f"Unknown path: use {self._path}.")
         method = self._methods.get(request.method)
@@ -116,7 +128,7 @@ class HttpEndpoint:
 
     # POST
 
-    async def _post(self, request: Request, responder: Responder) -> None:
+    async def _post(self, request: Request, responder: Responder, asked_at: float) -> None:
         _check_media(request)
         accepted = _accepted(request)
         message = await self._parse(request)
@@ -133,10 +145,17 @@ class HttpEndpoint:
             self._check_rate(session.principal)
         peer = self._running.peer(session, request.caller)
         if is_request and peer.delivers(str(message.method)):
-            await self._deliver(message, request, responder, peer, session, accepted)
+            await self._deliver(message, request, responder, peer, session, accepted, asked_at)
             return
         event_ids = self._event_ids(session, request)
-        line = await peer.handle(message, request.body, event_ids=event_ids)
+        try:
+            if not is_request:
+                await self._engine.operations.load_question(message)
+            line = await peer.handle(message, request.body, event_ids=event_ids)
+            if line is None:
+                await self._engine.handed_on()
+        except Unavailable as error:
+            raise HttpError(503, journal_unavailable(error)) from None
         if is_request:
             assert line is not None
             await self._engine.sessions.save_settings(session)
@@ -175,6 +194,9 @@ class HttpEndpoint:
             except Refusal as refused:
                 session.on_end()
                 raise HttpError(503, refused) from None
+            except Unavailable as error:
+                session.on_end()
+                raise HttpError(503, journal_unavailable(error)) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)
 
@@ -186,6 +208,7 @@ class HttpEndpoint:
         peer: Peer,
         session: HttpSession,
         accepted: str,
+        asked_at: float,
     ) -> None:
         framing = self._framing(session, accepted)
         channel = _channel(request, responder, session, accepted, framing, id_of(message))
@@ -202,7 +225,9 @@ class HttpEndpoint:
                 connection.reply(reply)
 
         event_ids = self._event_ids(session, request)
-        await self._engine.respond(channel, session, framing, begin, event_ids=event_ids)
+        await self._engine.respond(
+            channel, session, framing, begin, event_ids=event_ids, asked_at=asked_at
+        )
 
     def _event_ids(self, session: HttpSession, request: Request) -> SessionEventIds:
         return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
@@ -230,7 +255,7 @@ class HttpEndpoint:
 
     # GET
 
-    async def _get(self, request: Request, responder: Responder) -> None:
+    async def _get(self, request: Request, responder: Responder, asked_at: float) -> None:
         _check_events(request)
         session = self._session(request)
         self._check_rate(session.principal)
@@ -260,7 +285,9 @@ class HttpEndpoint:
                 await channel.send(end_event(last_event, line))
 
         event_ids = self._event_ids(session, request)
-        await self._engine.respond(channel, session, framing, begin, event_ids=event_ids)
+        await self._engine.respond(
+            channel, session, framing, begin, event_ids=event_ids, asked_at=asked_at
+        )
 
     async def _open_standing(
         self, session: HttpSession, request: Request, responder: Responder
@@ -269,11 +296,9 @@ class HttpEndpoint:
 
         It stays open all the time. A client that was cut off gets the messages it has missed.
         """
-        if session.standing is not None:
-            session.standing.cancel()
         position = session.notices.position(request.headers.get(LAST_EVENT))
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
-        session.standing = scope = trio.CancelScope()
+        scope = self._engine.sessions.listen(session)
         session.notices.has_stream = True
         try:
             with scope:
@@ -291,8 +316,14 @@ class HttpEndpoint:
 
     # DELETE
 
-    async def _delete(self, request: Request, responder: Responder) -> None:
-        await self._engine.sessions.close(self._session(request))
+    async def _delete(self, request: Request, responder: Responder, asked_at: float) -> None:
+        session = self._session(request)
+        try:
+            await self._engine.sessions.close(session)
+        except Refusal as refused:
+            raise HttpError(503, refused) from None
+        except Unavailable as error:
+            raise HttpError(503, journal_unavailable(error)) from None
         await responder.respond(200)
 
     # Common to several methods

@@ -3,7 +3,8 @@
 import asyncio
 import json
 import signal
-from collections.abc import Coroutine, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from starlette.testclient import TestClient
 from streams import Server
 from streams.aio.asgi import App
 from streams.auth import tokens
+from streams.engine import retry
 from streams.errors import JournalUnusable
 from streams.journal.sqlite import open_sqlite_journal
 
@@ -243,3 +245,68 @@ async def test_the_journal_is_free_after_the_lifespan(tmp_path: Path) -> None:
                 pytest.fail("it has two owners")
     async with open_sqlite_journal(journal):
         pass
+
+
+# A journal in a store
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://:secret@127.0.0.1:1/0", "no connection to 127.0.0.1:1"),
+        ("redis://127.0.0.1:1/x", "it may have one number, that of the database"),
+        ("redis://", "there is no host: write redis://HOST:PORT/0"),
+        ("http://127.0.0.1:1", "is no store: name a file, or a URL with redis://"),
+    ],
+)
+def test_a_store_that_cannot_be_used_fails_the_start_with_one_sentence(
+    url: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "START_S", 0.5)  # so long a server waits for a store that is down
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    run(server.asgi(journal=url)({"type": "lifespan"}, receive, send))  # type: ignore[arg-type]
+    (told,) = sent
+    assert told["type"] == "lifespan.startup.failed"
+    assert says in told["message"]
+    assert "secret" not in told["message"]
+    assert "\n" not in told["message"]
+
+
+def test_a_store_without_its_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.startswith("streams.journal.redis.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "coredis", None)
+    monkeypatch.setitem(sys.modules, "coredis.connection", None)
+
+    async def main() -> None:
+        with pytest.raises(JournalUnusable, match=r"run pip install 'mcp-streams\[redis\]'"):
+            async with server.asgi(journal="redis://127.0.0.1:1").lifespan():
+                pytest.fail("it has started")
+
+    run(main())
+
+
+def test_a_store_is_shared_by_two_applications_of_one_process(
+    store_url: Callable[[str], str],
+) -> None:
+    """A session of one is known to the other."""
+    url = f"{store_url('redis')}?prefix=two-applications"
+    apps = [server.asgi(journal=url, lease_s=1) for _ in range(2)]
+    with TestClient(mounted(apps[0])) as one, TestClient(mounted(apps[1])) as other:
+        hello = post(one, "/tools/mcp", "initialize", HELLO)
+        session = {"mcp-session-id": hello.headers["mcp-session-id"]}
+        listed = post(other, "/tools/mcp", "tools/list", {}, **session)
+        assert listed.json()["result"]["tools"][0]["name"] == "add"
+
+
+@pytest.mark.parametrize("lease_s", [0, 0.01, 1e6])
+def test_a_lease_is_of_a_length_that_works(lease_s: float) -> None:
+    with pytest.raises(ValueError, match=r"lease_s \S+: write 0\.1 to 3600"):
+        server.asgi(journal="redis://127.0.0.1:1", lease_s=lease_s)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from streams.cli.actions import notes
@@ -120,6 +121,17 @@ async def test_an_error_that_is_the_answer_ends_the_call(book: Callbook) -> None
         note = taken(call)
         note.failed(call, caught.value)
     assert book.entries() == []
+
+
+async def test_a_call_of_which_some_messages_are_left_is_kept(book: Callbook) -> None:
+    async with reading() as call:
+        taken(call)
+        ticket = book.entries()[0].ticket
+        gone = StreamGone("gone", "messages_gone", earliest=7)
+        Note.of_noted(ticket).refused(ticket, gone)
+        assert positions(book) == [None]
+        Note.of_noted(ticket).skip(msgspec.structs.replace(ticket, after=6))
+    assert positions(book) == [6]
 
 
 async def test_what_is_gone_without_a_position_has_nothing_left(book: Callbook) -> None:

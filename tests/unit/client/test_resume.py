@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams.client import wire
 from streams.client.call import RunningCall
 from streams.client.client import Client
+from streams.client.reconnect import BACKOFF_FIRST_S, RELEASED_FIRST_S
 from streams.errors import (
     StreamGone,
     Superseded,
@@ -257,6 +258,27 @@ async def test_a_stream_that_was_released_is_resumed_again(autojump_clock: MockC
         step.say("b", None)
         assert await rest_of(call) == ["b"]
         assert trio.current_time() >= started + 8
+
+
+async def test_a_stream_that_was_released_is_resumed_soon(autojump_clock: MockClock) -> None:
+    """Another replica of the server may have it already. If none has, the pauses grow."""
+    server = Scripted()
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as call:
+        step.say("a")
+        await anext(call)
+        server.resume_endings = ["released"]
+        server.cut()
+        started = trio.current_time()
+        step.say("b")
+        assert said(await anext(call)) == "b"
+        assert trio.current_time() - started < BACKOFF_FIRST_S + RELEASED_FIRST_S + 0.05
+        server.resume_endings = ["released"] * 40
+        server.cut()
+        started = trio.current_time()
+        step.say("c", None)
+        assert await rest_of(call) == ["c"]
+        assert trio.current_time() - started > 5
 
 
 async def test_a_stream_that_was_delivered_already_says_so() -> None:

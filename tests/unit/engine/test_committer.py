@@ -18,10 +18,19 @@ from streams.engine.committer import (
     SHORTAGE_S,
     Committer,
 )
-from streams.errors import Conflict, Full, JournalError, JournalUnusable, Refusal, Unavailable
+from streams.errors import (
+    Conflict,
+    Full,
+    JournalError,
+    JournalUnusable,
+    Refusal,
+    StoreAway,
+    Unavailable,
+)
 from streams.journal.contract import Shortage
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Ack, Append, Change, Close, Create, Forget, Outcome, Record
+from streams.limits import STORE_RETRY_S
 from streams.messages import Run
 from tests.rigs.troubled import Troubled
 
@@ -194,6 +203,24 @@ async def test_a_journal_that_is_in_trouble_is_asked_again(
         await committer.settle()
         committer.check()
         assert source.durable == 1
+
+
+async def test_a_client_is_not_told_the_address_of_a_store_that_is_away(
+    autojump_clock: MockClock,
+) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        committer.add(Create(record("s")))
+        journal.trouble = StoreAway("redis://10.0.0.7:6379/0: no connection to 10.0.0.7:6379")
+        await trio.sleep(1)
+        with pytest.raises(Refusal) as refused:
+            committer.check()
+        told = "The store of the journal does not answer: try again later."
+        assert str(refused.value) == told
+        assert refused.value.data == {"reason": "unavailable", "retryAfter": STORE_RETRY_S}
+        assert "10.0.0.7" in committer.why_not, "operators are told by /health/ready"
+        journal.trouble = None
+        await committer.settle()
 
 
 async def test_what_waits_for_a_commit_is_bounded() -> None:

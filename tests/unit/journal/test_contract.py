@@ -35,6 +35,7 @@ from tests.rigs.journals import (
     record,
     session,
     stored,
+    taken_over,
 )
 
 
@@ -60,7 +61,7 @@ async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> 
             last_error=9,
             ended_at=1.75e9,
         )
-        assert list(await journal.claim()) == [ended, replace(strange, fence=2)]
+        assert await taken_over(journal) == [ended, replace(strange, fence=2)]
 
 
 async def test_a_claim_lists_streams_as_they_were_created(open_journal: OpenJournal) -> None:
@@ -249,7 +250,7 @@ async def test_a_closed_stream_leaves_a_tombstone_and_no_lines(open_journal: Ope
         await applied(journal, Close("s", 1, Outcome.ABANDONED, 77.5))
         await applied(journal, Close("s", 1, Outcome.CANCELLED, 99.0))
         assert as_one(await journal.read("s", 2, bytes_max=PLENTY)) is None
-        [tombstone] = await journal.claim()
+        [tombstone] = await taken_over(journal)
         assert (tombstone.outcome, tombstone.ended_at) == (Outcome.ABANDONED, 77.5)
         assert tombstone.outcome.is_tombstone
 

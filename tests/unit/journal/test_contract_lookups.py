@@ -48,7 +48,9 @@ async def listed(journal: Journal, principal: str = "os(0)", after: int = 0) -> 
 async def test_a_claim_leaves_those_at_rest_where_they_are(open_journal: OpenJournal) -> None:
     async with open_journal("one") as journal:
         assert await journal.totals() == Totals(0, 0)
-        await applied(journal, *ended("a"), *evicted("b", 7.5, is_read=True), Create(record("c")))
+        await applied(
+            journal, Create(record("a")), *evicted("b", 7.5, is_read=True), Create(record("c"))
+        )
     async with open_journal("one") as journal:
         assert ids(await journal.claim()) == "ac"
         assert await journal.totals() == Totals(1, record("c").number)

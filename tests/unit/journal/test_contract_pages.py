@@ -16,6 +16,7 @@ from tests.rigs.journals import (
     record,
     session,
     stored,
+    taken_over,
 )
 
 
@@ -75,7 +76,7 @@ async def test_a_tombstone_has_no_pages(open_journal: OpenJournal, outcome: Outc
         await applied(journal, Create(paged(number=1)), Create(record("plain")))
         await applied(journal, append(1, 3, pages=(1, 2)))
         await applied(journal, Close("s", 1, outcome, 9.0), Close("plain", 1, outcome, 9.0))
-        assert [r.pages for r in await journal.claim()] == [(), None]
+        assert [r.pages for r in await taken_over(journal)] == [(), None]
 
 
 async def test_an_append_that_is_repeated_adds_its_pages_once(open_journal: OpenJournal) -> None:

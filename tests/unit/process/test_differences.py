@@ -91,7 +91,17 @@ def test_so_are_those_of_attach(changed: dict[str, Any]) -> None:
             Options,
             differences.OF_OPTIONS,
             # Agreed upon in the hello; compared by their members; of an owner that listens.
-            {"app", "key", "journal", "stdio", "foreground", "patience", "limits"}
+            {
+                "app",
+                "key",
+                "journal",
+                "store",
+                "beside",
+                "stdio",
+                "foreground",
+                "patience",
+                "limits",
+            }
             | {"ws", "http", "http_path", "tls_cert", "tls_key", "insecure_anonymous", "auth"}
             | {"allowed_hosts", "allowed_origins"},
         ),

@@ -163,6 +163,32 @@ async def test_what_notices_a_vanished_peer_is_set_on_every_connection() -> None
             assert kept_ms == sockets.USER_TIMEOUT_MS
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_listener_that_leaves_refuses_new_connections_and_keeps_the_open_ones(
+    host: str,
+) -> None:
+    leaving = trio.Event()
+    async with (
+        bare_websocket.server(host=host, until=leaving) as port,
+        websocket.connect(f"ws://127.0.0.1:{port}") as channel,
+    ):
+        leaving.set()
+        with trio.fail_after(DEADLINE_S):
+            while await accepts(port):  # until the listener has heard of it
+                await trio.sleep(0.01)
+        await channel.send(b"1\n")
+        assert await channel.receive() == [b"1"]
+
+
+async def accepts(port: int) -> bool:
+    try:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+    except OSError:
+        return False
+    await stream.aclose()
+    return True
+
+
 def unread(stream: trio.SocketStream) -> int:
     """The bytes that have come and were not read."""
     count = array.array("i", [0])

@@ -13,12 +13,14 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import TextMessage
 
 from streams.exchange import Channel
-from tests.rigs.bare_websocket import server
+from tests.rigs.bare_websocket import open_bare_websocket, server
 from transports import dial, websocket
 from transports.net.origins import Origins
 from transports.websocket import client
 from transports.websocket import server as wsserver
 from transports.websocket.frames import MCP, MCP_STREAMS
+
+PATIENCE_S = 60.0
 
 
 def handshake(port: int, *fields: str, start: str = "GET / HTTP/1.1") -> bytes:
@@ -193,6 +195,31 @@ async def test_what_comes_with_the_handshake_is_not_lost() -> None:
         while not answer.endswith(b'"early"'):
             answer += await stream.receive_some()
         await stream.aclose()
+
+
+async def test_a_peer_that_has_hung_up_is_known_before_all_of_it_is_read() -> None:
+    """A handler that is busy with a message must not work on for a client that is gone."""
+    seen = []
+
+    async def busy(channel: Channel) -> None:
+        await channel.receive()
+        seen.append(channel.is_writable())
+        is_read.set()
+        with trio.fail_after(PATIENCE_S):
+            while channel.is_writable():
+                await trio.sleep(0.01)
+        seen.append(channel.is_writable())
+        is_over.set()
+
+    is_read, is_over = trio.Event(), trio.Event()
+    async with server(busy) as port:
+        stream, connection = await open_bare_websocket(port, MCP)
+        await stream.send_all(connection.send(TextMessage(data='"one"')))
+        await is_read.wait()
+        await stream.send_all(connection.send(TextMessage(data='"two"')))
+        await stream.aclose()
+        await is_over.wait()
+    assert seen == [True, False]
 
 
 async def test_every_address_of_a_host_has_the_same_port() -> None:

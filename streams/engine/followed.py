@@ -1,0 +1,320 @@
+"""A stream that another replica owns, for the clients that are attached here.
+
+It is a `Stream` without a handler: its messages come from the journal, and its marks from the
+record that the owner changes. All that its client does is posted to the owner
+(`streams.engine.posts`), which decides.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import trio
+
+from streams import messages
+from streams.engine import posts
+from streams.engine.committer import Committer
+from streams.engine.lifecycle import ProgressToken, Question
+from streams.engine.posts import Attach, Look, ToOwner
+from streams.engine.stream import Answer, Follower, Stream
+from streams.errors import Refusal, refusal
+from streams.journal.records import Record
+from streams.keys import Keyring
+from streams.limits import Limits
+from streams.messages import Kind, Message, RequestId, Run
+
+
+class Home(Protocol):
+    """The replica that a followed stream is at."""
+
+    def post(self, stream: str, post: ToOwner) -> None:
+        """Send this to the stream's owner, after all that was sent before."""
+
+    def introduce(self, stream: "FollowedStream") -> None:
+        """Call `stream.introduced` once the owner has heard of all that it was told until now."""
+
+    def left(self, stream: "FollowedStream") -> None:
+        """No delivery is attached to the stream any more."""
+
+
+class FollowedStream(Stream):
+    """One stream of another replica, which clients are attached to here."""
+
+    __slots__ = (
+        "_asked_up_to",
+        "_home",
+        "_is_moved",
+        "_reported",
+        "_unheard",
+        "is_refreshing",
+        "owner",
+        "refreshed_at",
+        "seen",
+        "seen_at",
+    )
+
+    def __init__(
+        self,
+        record: Record,
+        limits: Limits,
+        committer: Committer,
+        keyring: Keyring,
+        home: Home,
+        *,
+        answers: dict[RequestId, Answer],
+    ) -> None:
+        super().__init__(
+            record,
+            limits,
+            committer,
+            keyring,
+            answers=answers,
+            on_stored=_nothing,
+            on_settled=_nothing,
+        )
+        self.owner = record.owner
+        self.seen_at = trio.current_time()  # when a client was attached to it last
+        self.seen: posts.Seen | None = None  # the newest view of it
+        self.refreshed_at = self.seen_at  # when its record was read last
+        self.is_refreshing = False  # whether its record will be read again
+        self.is_recorded = True
+        self.state.idle_since = trio.current_time()
+        self._home = home
+        self._asked_up_to = record.last_request  # questions up to this seq are known by the view
+        self._reported = 0  # bytes that the owner was told to be handed
+        self._unheard = 0  # deliveries of which the owner may not have heard yet
+        self._is_moved = False  # whether the owner will be told of a new position
+
+    # From the owner
+
+    def follow(self, record: Record) -> None:
+        """Take over the record as the owner has changed it, and wake the delivery."""
+        self.record, self.owner = record, record.owner
+        self.state.follow(record)
+        if self.state.is_tombstone:
+            self._forget_questions()
+            if self.delivery is not None:
+                self.delivery.fail(refusal(record.outcome.value))
+        elif self.delivery is not None:
+            self.delivery.wake()
+
+    def view(self, view: posts.View, sender: str) -> None:
+        """Take over what the owner, which is this replica, has told."""
+        state = self.state
+        self.seen = posts.Seen(sender, view.at)
+        state.last = state.durable = max(state.durable, view.durable)
+        state.learn(view.delivered, view.handed)
+        if self.delivery is None:
+            # A client may have confirmed more here, which did not count: it was displaced.
+            state.delivered = max(view.delivered, self.record.acked)
+        if view.idle_s is not None and self.delivery is None:
+            state.idle_since = trio.current_time() - view.idle_s
+        self.asked = max(self.asked, view.asked)
+        self.is_reachable, self.is_findable = view.is_reachable, view.is_findable
+        self.is_left, self.stays = view.is_left, view.stays
+        self.latest_progress = view.latest_progress
+        known = {each: Question(seq, line) for each, (seq, line) in view.questions.items()}
+        for request_id in [each for each in state.questions if each not in known]:
+            if state.questions[request_id].seq <= self._asked_up_to:
+                self._answers.pop(request_id, None)
+                del state.questions[request_id]
+        for request_id, question in known.items():
+            self._open(request_id, question)
+        self._asked_up_to = max([self._asked_up_to, *(each.seq for each in known.values())])
+
+    def ended(self, post: posts.Ended) -> None:
+        """The owner has ended a delivery of this stream."""
+        delivery = self.delivery
+        if post.superseded_by is not None and post.number == self.newest:
+            self.newest += 1  # the client of this one moves the delivered mark no more
+            self._reader = None
+        if delivery is None or delivery.number != post.number:
+            return
+        if post.superseded_by is not None:
+            delivery.give_way(post.superseded_by)
+        elif post.error is not None:
+            delivery.fail(Refusal(*post.error))
+        elif post.answer is not None:
+            delivery.answer(post.answer)
+        elif post.is_released:
+            delivery.let_go()
+        else:
+            delivery.drop()
+
+    def _open(self, request_id: RequestId, question: Question) -> None:
+        if request_id not in self.state.questions:
+            self.state.questions[request_id] = question
+            self._answers[request_id] = Answer(self)
+
+    def _forget_questions(self) -> None:
+        for request_id in self.state.questions:
+            self._answers.pop(request_id, None)
+        self.state.questions.clear()
+
+    # To the owner
+
+    def _post(self, post: ToOwner) -> None:
+        self._home.post(self.id, post)
+
+    def look(self, request: int) -> None:
+        """Ask the owner for a `View`."""
+        self._post(Look(request))
+
+    def attach(self, delivery: Follower) -> None:
+        """See `Stream.attach`."""
+        is_new = delivery is not self.delivery
+        super().attach(delivery)
+        self._tell_of(delivery, is_new=is_new)
+        if is_new:
+            self._unheard += 1
+            self._home.introduce(self)
+
+    @property
+    def is_introduced(self) -> bool:
+        """See `Stream.is_introduced`.
+
+        Else a client could have all that it wanted, and be back at another replica, before the
+        owner hears of the delivery here, which would displace the newer one.
+        """
+        return not self._unheard
+
+    def introduced(self) -> None:
+        """The owner has heard of a delivery that is attached here, or is silent."""
+        self._unheard -= 1
+        if self.delivery is not None:
+            self.delivery.wake()
+
+    def attach_anew(self) -> None:
+        """Tell the owner of the delivery that is attached here: it does not know of that."""
+        if self.delivery is not None and self.state.idle_since is None:
+            self._tell_of(self.delivery, is_new=True, is_again=True)
+
+    def _tell_of(self, delivery: Follower, *, is_new: bool, is_again: bool = False) -> None:
+        reader = delivery.reader
+        attach = Attach(
+            number=delivery.number,
+            taker=delivery.taker,
+            start=delivery.start,
+            position=delivery.position,
+            reply_id=delivery.reply_id,
+            level=reader.level,
+            confirms=reader.confirms,
+            is_new=is_new,
+            at=delivery.attached_at,
+            is_again=is_again,
+            only_waits=delivery.only_waits,
+            waited_s=delivery.waited_s,
+            seen=self.seen,
+        )
+        self._post(attach)
+
+    def detach(self, delivery: Follower) -> None:
+        """See `Stream.detach`."""
+        if self.delivery is delivery:
+            self._report()
+            super().detach(delivery)
+            self._post(posts.Left(delivery.number))
+            self._home.left(self)
+
+    def read_differently(self, delivery: Follower) -> None:
+        """See `Stream.read_differently`."""
+        if self.delivery is delivery:
+            self._tell_of(delivery, is_new=False)
+
+    def fall_silent(self, delivery: Follower) -> None:
+        """See `Stream.fall_silent`."""
+        if self.delivery is delivery and self.state.idle_since is None:
+            super().fall_silent(delivery)
+            self._post(posts.Left(delivery.number, is_silent=True))
+
+    def hand(self, runs: Sequence[Run], last: int) -> None:
+        """See `Stream.hand`."""
+        self._find_questions(runs)
+        super().hand(runs, last)
+        self._is_moved = True
+
+    def _find_questions(self, runs: Sequence[Run]) -> None:
+        """Open the requests among these lines, whose answers may come to this replica."""
+        last_request = self.record.last_request
+        if last_request <= self._asked_up_to:
+            return
+        for run in runs:
+            if run.last <= self._asked_up_to or run.seq > last_request:
+                continue
+            news = run.after(self._asked_up_to)
+            for seq, line in enumerate(news.lines, news.seq):
+                message = messages.parse(line)
+                if message.kind is Kind.REQUEST:
+                    assert isinstance(message.id, int | str)
+                    self._open(message.id, Question(seq, line))
+        self._asked_up_to = max(self._asked_up_to, runs[-1].last)
+
+    def notify(self) -> None:
+        """See `Stream.notify`. The position has changed, or a write is out: tell the owner."""
+        super().notify()
+        self._report()
+
+    def _report(self) -> None:
+        delivery = self.delivery
+        if delivery is None or not self._is_moved:
+            return
+        if delivery.written < delivery.position:
+            return  # one report for what was handed and written
+        handed = self.state.bytes_handed
+        moved = posts.Moved(
+            number=delivery.number,
+            position=delivery.position,
+            written=delivery.written,
+            size=handed - self._reported,
+        )
+        self._is_moved, self._reported = False, handed
+        self._post(moved)
+
+    def _delivered(self, by: int) -> None:
+        self._report()
+        self._post(posts.Delivered(self.state.delivered, by))
+
+    def answered(self, answer: Answer, seq: int, message: Message) -> None:
+        """See `Stream.answered`."""
+        self._post(posts.Answered(messages.answer(message)))
+
+    def pass_answer(self, session: str, message: Message) -> bool:
+        """See `Stream.pass_answer`."""
+        self._post(posts.Answered(messages.answer(message), session))
+        return True
+
+    def leave(self) -> None:
+        """See `Stream.leave`."""
+        super().leave()
+        self._post(posts.Leave())
+
+    def touch(self) -> None:
+        """See `Stream.touch`."""
+        super().touch()
+        self._post(posts.Touched())
+
+    def await_again(self) -> None:
+        """See `Stream.await_again`."""
+        super().await_again()
+        self._post(posts.Awaited())
+
+    def tell_page(self, seq: int) -> str:
+        """See `Stream.tell_page`."""
+        self._post(posts.Told(seq))
+        return super().tell_page(seq)
+
+    def take_progress_token(self, token: ProgressToken | None) -> None:
+        """See `Stream.take_progress_token`."""
+        super().take_progress_token(token)
+        self._post(posts.Token(token))
+
+    def stop(self, *, is_dropped: bool = False) -> None:
+        """The client wants the call no more."""
+        self._post(posts.Stopped(is_dropped))
+
+    async def flush(self) -> None:
+        """Nothing waits here: what the owner has sent is durable before it is known here."""
+        await trio.lowlevel.checkpoint()
+
+
+def _nothing(_: Stream) -> None:
+    """A followed stream has no deadline here, and nothing to store."""

@@ -1,0 +1,543 @@
+"""`RedisJournal`: the contract of journals, over the store."""
+
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams.errors import Full, JournalError, JournalUnusable, StoreAway
+from streams.journal.contract import News, Shortage, Totals
+from streams.journal.records import Change, Record
+from streams.journal.redis import codec
+from streams.journal.redis.lines import Lines
+from streams.journal.redis.link import Link, Servers
+from streams.journal.redis.news import Listener
+from streams.journal.redis.settings import described
+from streams.journal.redis.writer import Writer, fetch
+from streams.journal.sessions import Grant, SessionRecord
+from streams.keys import new_name
+from streams.limits import MIB, Durability
+from streams.messages import Run
+
+SCANNED_AT_ONCE: Final = 1000  # keys
+LOOKED_UP_AT_ONCE: Final = 200  # records of one round trip
+TURN_FIRST_S: Final = 0.005  # between two tries to have a turn that another replica has
+TURN_LAST_S: Final = 0.1
+TURNS_AT_ONCE: Final = 1000  # that are renewed by one call
+TURN_LEASES: Final = 2
+MEMORY_S: Final = 0.25  # between two looks at the memory of the store
+# Room that is kept for calls to end, as with a disk.
+RESERVE_BYTES: Final = 64 * MIB
+RESERVE_PART: Final = 8
+
+
+class RedisJournal:
+    """`streams.journal.contract.Journal`, shared; `open_redis_journal` makes it."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        *,
+        lease_s: float,
+        durability: Durability,
+        replicas_acked: int,
+        bytes_max: int | None,
+        anonymous_bytes_max: int | None,
+        session_idle_s: float,
+    ) -> None:
+        self._servers = servers
+        self._lease_s = lease_s
+        self._durability: Durability = durability
+        self._replicas_acked = replicas_acked
+        self._bytes_max = bytes_max
+        self._anonymous_bytes_max = anonymous_bytes_max
+        self._prefix = f"{{{servers.address.prefix}}}:"
+        self._reader = Link(servers)
+        self._lines = Lines(self._reader, self._prefix)
+        self._writer = Writer(
+            servers,
+            durability=durability,
+            replicas_acked=replicas_acked,
+            session_idle_s=session_idle_s,
+            lease_s=lease_s,
+            renamed=self._renamed,
+            moved=self._moved,
+        )
+        self.listener = Listener(servers, self._reader, lambda: self.replica)
+        self._locks: dict[bytes, trio.StrictFIFOLock] = {}  # of turns
+        self._turns: dict[bytes, str] = {}  # that this replica has, with the holder
+        self._posted = 0
+        self._post_base = new_name(4)
+        self._is_closed = False
+        self._known_keys: bytes | None = None
+        self._used: int | None = None  # bytes of memory, of the store
+        self._maxmemory: int | None = None
+        self._has_written = trio.Event()
+
+    async def open(self, *, copies: bool, only_existing: bool) -> None:
+        """Connect, and refuse a store that is not safe, or holds a part of a copy, or no journal.
+
+        Without `only_existing` a new journal begins there.
+        """
+        if only_existing:
+            [is_there] = await self._calls((b"EXISTS", self._servers.key))
+            if not is_there:
+                raise JournalUnusable(
+                    f"{self._servers.address} has no journal under the prefix "
+                    f"{self._servers.address.prefix}: name its prefix with ?prefix=NAME."
+                )
+        await self._writer.link.connection()
+        [marker] = await self._calls((b"EXISTS", self._prefix + "copying"))
+        if marker and not copies:
+            raise JournalUnusable(
+                f"The journal in {self._servers.address} is an unfinished copy: run mcp-streams "
+                "copy again, or choose another prefix."
+            )
+        await self._look_at_memory()
+
+    def _renamed(self) -> None:
+        self.listener.listen_anew()
+
+    def _moved(self) -> None:
+        """The other connections may be to a server that is no primary any more, and lags."""
+        self._reader.drop()
+        self.listener.listen_anew()
+
+    async def listen(self, nursery: trio.Nursery) -> None:
+        """Begin to hear of other replicas. Raises what keeps it from that."""
+        nursery.start_soon(self.listener.run)
+        nursery.start_soon(self.watch_memory)
+        with trio.move_on_after(2 * self._servers.call_s):
+            await self.listener.is_listening.wait()
+            self.listener.check()
+            return
+        raise StoreAway(f"{self._servers.address}: its channels do not answer")
+
+    def describe(self) -> str:
+        """One line for the log: where the store is, and what a crash of the store, or of its
+        machine, may cost."""
+        settings = self._writer.settings
+        assert settings is not None
+        return described(settings, self._servers.address, self._durability, self._replicas_acked)
+
+    @property
+    def is_volatile(self) -> bool:
+        """Whether a crash of the store loses all since its last snapshot."""
+        settings = self._writer.settings
+        return settings is not None and settings.is_append_only is False
+
+    # Room
+
+    @property
+    def shortage(self) -> Shortage | None:
+        if self._used is not None and self._maxmemory:
+            found = _shortage(self._used, self._maxmemory, "of the store's maxmemory are free")
+            if found is not None:
+                return found
+        return self._limited(self._writer.bytes, self._bytes_max, "of the journal's limit are free")
+
+    @property
+    def anonymous_shortage(self) -> Shortage | None:
+        return self._limited(
+            self._writer.anonymous_bytes,
+            self._anonymous_bytes_max,
+            "are left of what anonymous callers may have in it together",
+        )
+
+    def _limited(self, used: int, limit: int | None, where: str) -> Shortage | None:
+        return _shortage(used, limit, where) if limit else None
+
+    async def watch_memory(self) -> None:
+        """Ask the store for its memory, after commits and not more often than needed."""
+        while True:
+            await self._has_written.wait()
+            self._has_written = trio.Event()
+            try:
+                await self._look_at_memory()
+            except JournalError:
+                # The calls that need the store tell what is wrong with it.
+                self._has_written.set()
+            await trio.sleep(MEMORY_S)
+
+    async def _look_at_memory(self) -> None:
+        try:
+            answer: bytes = await self._reader.call(b"INFO", b"memory")
+        except JournalUnusable:
+            return  # a user that may not ask; `bytes_max` still holds
+        found = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        self._used = int(found.get("used_memory", 0))
+        self._maxmemory = int(found.get("maxmemory", 0))
+
+    # Writing
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        """See `Journal.commit`. If cancelled meanwhile, it may still be made: repeat it."""
+        self._check_open()
+        try:
+            return await self._writer.commit(changes)
+        finally:
+            self._has_written.set()
+
+    async def claim(self, owner: str = "") -> Sequence[Record]:
+        self._check_open()
+        return await self._writer.claim(owner)
+
+    async def take(self, stream: str) -> Record | None:
+        self._check_open()
+        return await self._writer.take(stream)
+
+    async def release(self) -> None:
+        self._check_open()
+        await self._writer.release()
+
+    @property
+    def replica(self) -> str:
+        return self._writer.replica
+
+    @property
+    def lease_s(self) -> float:
+        return self._lease_s
+
+    async def renew(self) -> Mapping[str, int] | None:
+        self._check_open()
+        await self._renew_turns()
+        if self._writer.has_gone_back:
+            await self._put_keys_back()
+        return await self._writer.renew(self._reader)  # last: its answer must not get lost
+
+    # Reading
+
+    async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
+        self._check_open()
+        return await self._lines.read(stream, after, bytes_max)
+
+    async def totals(self) -> Totals:
+        prefix = self._prefix
+        whole, own, newest = await self._calls(
+            (b"ZCARD", prefix + "n"),
+            (b"ZCARD", f"{prefix}o:{self.replica}"),
+            (b"ZRANGE", prefix + "n", -1, -1),
+        )
+        last_number = codec.number_in(newest[0]) if newest else 0
+        return Totals(whole - own, last_number)
+
+    async def find(self, stream: str) -> Record | None:
+        [record] = await self._records([stream])
+        return record
+
+    async def principal_of(self, stream: str) -> str | None:
+        [found] = await self._calls((b"HGET", f"{self._prefix}r:{stream}", b"i"))
+        return None if found is None else codec.principal_of(found)
+
+    async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
+        [found] = await self._calls((b"GET", self._prefix.encode() + b"m:" + name))
+        return None if found is None else found.decode()
+
+    async def grants(self, stream: str) -> Sequence[Grant]:
+        return await self._grants([stream])
+
+    async def _grants(self, streams: Sequence[str]) -> list[Grant]:
+        found = await self._calls(*((b"HVALS", f"{self._prefix}g:{each}") for each in streams))
+        saved = [codec.grant_of(each) for of_stream in found for each in of_stream]
+        return [grant for _, grant in sorted(saved, key=lambda each: each[0])]
+
+    async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
+        index = f"o:{self.replica}"
+        running = await self._members(index, after, limit, codec.RUNS)
+        ended = await self._members(index, after, limit, codec.ENDED)
+        found = sorted(each[1:] for each in (*running, *ended))[:limit]
+        records = await self._records(list(map(codec.stream_in, found)))
+        return [each for each in records if each is not None and each.owner == self.replica]
+
+    async def _members(
+        self, index: str, after: int, limit: int, before: bytes = b""
+    ) -> list[bytes]:
+        """The members of an index with numbers above `after`, which begin with `before`."""
+        low = b"(" + before + codec.number_bytes(after) + b"\xff"
+        high = b"(" + before + b"\xff" * 8 if before else b"+"
+        key = self._prefix + index
+        members: list[bytes]
+        [members] = await self._calls((b"ZRANGE", key, low, high, b"BYLEX", b"LIMIT", 0, limit))
+        return members
+
+    async def listed(
+        self, principal: str, *, after: int, limit: int, only_read: bool = False
+    ) -> Sequence[Record]:
+        index = f"{self._prefix}{'v' if only_read else 'w'}:{codec.principal_key(principal)}"
+        low = b"(" + codec.number_bytes(after) + b"\xff"
+        found: list[Record] = []
+        while len(found) < limit:
+            [members] = await self._calls(
+                (b"ZRANGE", index, low, b"+", b"BYLEX", b"LIMIT", 0, LOOKED_UP_AT_ONCE)
+            )
+            records = await self._records(list(map(codec.stream_in, members)))
+            found += (
+                each
+                for each in records
+                if each is not None and each.owner != self.replica and each.is_wanted
+            )
+            if len(members) < LOOKED_UP_AT_ONCE:
+                break
+            low = b"(" + members[-1]
+        return found[:limit]
+
+    async def count(self, principal: str) -> int:
+        index = f"{self._prefix}w:{codec.principal_key(principal)}"
+        [found] = await self._calls((b"ZCARD", index))
+        return max(0, int(found) - self._writer.wanted[principal])
+
+    async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
+        index = self._prefix + ("u" if only_unwanted else "e")
+        [members] = await self._calls((b"ZRANGE", index, 0, limit - 1))
+        records = await self._records(list(map(codec.stream_in, members)))
+        return [each for each in records if each is not None and each.due_at is not None]
+
+    async def _records(self, streams: Sequence[str]) -> list[Record | None]:
+        self._check_open()
+        found: list[Record | None] = []
+        for first in range(0, len(streams), LOOKED_UP_AT_ONCE):
+            some = streams[first : first + LOOKED_UP_AT_ONCE]
+            found += (known.record for known in await fetch(self._reader, some))
+        return found
+
+    async def _calls(self, *commands: Sequence[Any]) -> list[Any]:
+        self._check_open()
+        return await self._reader.calls(commands) if commands else []
+
+    # Sessions
+
+    async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        [keys] = await self._calls((b"ZRANGE", self._prefix + "sessions", 0, -1))
+        keys = [key.decode() for key in keys]
+        found = await self._calls(
+            *((b"HMGET", f"{self._prefix}s:{key}", b"n", b"r") for key in keys)
+        )
+        saved = [
+            (int(order), codec.session_of(key, body))
+            for key, (order, body) in zip(keys, found, strict=True)
+            if body is not None
+        ]
+        saved.sort(key=lambda each: each[0])
+        fields = await self._calls(*((b"HKEYS", f"{self._prefix}sg:{key}") for key in keys))
+        streams = {codec.granted_stream(each) for of_session in fields for each in of_session}
+        records = await self._records(sorted(streams))
+        resident = [each.stream for each in records if each is not None and each.due_at is None]
+        return [record for _, record in saved], await self._grants(resident)
+
+    async def session(self, key: str) -> SessionRecord | None:
+        [found] = await self._calls((b"HGET", f"{self._prefix}s:{key}", b"r"))
+        return None if found is None else codec.session_of(key, found)
+
+    async def count_sessions(self, principal: str | None = None) -> int:
+        name = "sessions" if principal is None else f"sp:{codec.principal_key(principal)}"
+        [found] = await self._calls((b"ZCARD", self._prefix + name))
+        return int(found)
+
+    # Other replicas
+
+    async def compare(self, settings: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
+        """Tell other replicas the settings of this one, and return those of each that is known."""
+        key, ours = self._prefix + "settings", self.replica.encode()
+        told, known, _ = await self._calls(
+            (b"HGETALL", key),
+            (b"HKEYS", self._prefix + "replicas"),
+            (b"HSET", key, ours, msgspec.json.encode(settings)),
+        )
+        if gone := [each for each in told if each not in known and each != ours]:
+            await self._calls((b"HDEL", key, *gone))
+        return {
+            each.decode(): msgspec.json.decode(body, type=dict[str, str])
+            for each, body in told.items()
+            if each in known and each != ours
+        }
+
+    async def follow(self, stream: str) -> Record | None:
+        self._check_open()
+        return await self.listener.follow(stream)
+
+    async def unfollow(self, stream: str) -> None:
+        self._check_open()
+        await self.listener.unfollow(stream)
+
+    async def news(self) -> News:
+        self._check_open()
+        return await self.listener.news()
+
+    async def post(self, stream: str, *bodies: bytes) -> bool:
+        self._check_open()
+        found = await self._reader.function(
+            "post", stream, self.replica, self._next_post(), *bodies
+        )
+        return bool(found)
+
+    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+        self._check_open()
+        await self._reader.function(
+            "send", replica, self.replica, self._next_post(), stream, *bodies
+        )
+
+    def _next_post(self) -> str:
+        self._posted += 1
+        return f"{self._post_base}{self._posted}"
+
+    @asynccontextmanager
+    async def turn(self, name: bytes) -> AsyncIterator[None]:
+        """See `Journal.turn`. Raises `Unavailable` before the block, if at all."""
+        self._check_open()
+        lock = self._locks.setdefault(name, trio.StrictFIFOLock())
+        try:
+            async with lock:  # tasks of this replica wait here, without asking the store
+                holder = new_name()
+                try:
+                    await self._have_turn(name, holder)
+                    self._turns[name] = holder
+                    yield
+                finally:
+                    self._turns.pop(name, None)
+                    await self._end_turn(name, holder)
+        finally:
+            if not lock.locked():
+                self._locks.pop(name, None)
+
+    async def _have_turn(self, name: bytes, holder: str) -> None:
+        pause_s = TURN_FIRST_S
+        while not await self._ask_turn(name, holder):
+            await trio.sleep(pause_s)
+            pause_s = min(TURN_LAST_S, 2 * pause_s)
+
+    async def _ask_turn(self, name: bytes, holder: str) -> bool:
+        return bool(await self._reader.function("turn", name, holder, self._turn_ms))
+
+    async def _renew_turns(self) -> None:
+        turns = list(self._turns.items())
+        calls = [
+            self._reader.function_command(
+                "renew_turns", self._turn_ms, *(each for turn in some for each in turn)
+            )
+            for first in range(0, len(turns), TURNS_AT_ONCE)
+            if (some := turns[first : first + TURNS_AT_ONCE])
+        ]
+        if calls:
+            await self._reader.calls(calls)
+
+    @property
+    def _turn_ms(self) -> int:
+        """Until a turn ends that is not renewed: after the streams of its replica were claimed."""
+        return max(1, int(1000 * TURN_LEASES * self._lease_s))
+
+    async def _end_turn(self, name: bytes, holder: str) -> None:
+        with trio.move_on_after(self._servers.call_s) as scope:
+            scope.shield = True
+            with suppress(JournalError):  # it ends by itself after a lease
+                await self._reader.function("end_turn", name, holder)
+
+    # Besides the contract: keys of tokens, and copies
+
+    async def keys(self) -> bytes | None:
+        """The content of a key file that `save_keys` has kept; None before."""
+        [found] = await self._calls((b"GET", self._prefix + "keys"))
+        if found is not None:
+            self._known_keys = bytes(found)
+        return None if found is None else bytes(found)
+
+    async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
+        """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
+        self._check_open()
+        kept = await self._writer.link.function("save_keys", content, replaces or b"")
+        self._known_keys = bytes(kept or b"")
+        return self._known_keys
+
+    async def _put_keys_back(self) -> None:
+        """Give the keys to a store that has lost them, before one that starts makes others."""
+        if self._known_keys is not None:
+            with suppress(Full):
+                await self.save_keys(self._known_keys, replaces=None)
+        self._writer.has_gone_back = False
+
+    async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
+        """The records of all streams with numbers above `after`, in that order, with their names.
+
+        Returns at most `limit` of them.
+        """
+        streams = list(map(codec.stream_in, await self._members("n", after, limit)))
+        names = await self._calls(*((b"HGET", f"{self._prefix}r:{each}", b"n") for each in streams))
+        records = await self._records(streams)
+        return [
+            (record, codec.names_in(given or b""))
+            for record, given in zip(records, names, strict=True)
+            if record is not None
+        ]
+
+    async def begin_copy(self) -> None:
+        """Mark the journal as an unfinished copy, and empty it if it was one.
+
+        Raises `JournalUnusable` if it has anything else.
+        """
+        marker, streams, sessions, keys = await self._calls(
+            (b"EXISTS", self._prefix + "copying"),
+            (b"ZCARD", self._prefix + "n"),
+            (b"ZCARD", self._prefix + "sessions"),
+            (b"EXISTS", self._prefix + "keys"),
+        )
+        if not marker and (streams or sessions or keys):
+            raise JournalUnusable(
+                f"{self._servers.address} has a journal there already, with {streams} streams and "
+                f"{sessions} sessions: copy into a new one with ?prefix=NAME, or delete the keys "
+                f"that begin with {self._prefix}."
+            )
+        await self._calls((b"SET", self._prefix + "copying", b"1"))
+        await self._delete_all(besides=self._prefix + "copying")
+        await self._writer.begin_anew()
+
+    async def delete(self) -> None:
+        """Delete the whole journal, and close it."""
+        await self.aclose()
+        await self._delete_all()
+
+    async def _delete_all(self, besides: str = "") -> None:
+        """Delete all keys but one."""
+        pattern = re.sub(r"([][*?\\^])", r"\\\1", self._prefix) + "*"
+        cursor = b"0"
+        while True:
+            scan = (b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCANNED_AT_ONCE)
+            [(cursor, found)] = await self._reader.calls([scan])
+            gone = [key for key in found if key != besides.encode()]
+            if gone:
+                await self._reader.calls([(b"UNLINK", *gone)])
+            if cursor == b"0":
+                break
+
+    async def finish_copy(self) -> None:
+        """The copy is whole."""
+        await self._calls((b"DEL", self._prefix + "copying"))
+
+    # The end
+
+    async def aclose(self) -> None:
+        """Release all streams, so that other replicas may claim them at once, and leave."""
+        if self._is_closed:
+            await trio.lowlevel.checkpoint()
+            return
+        self._is_closed = True
+        if not self._writer.has_entered:
+            await trio.lowlevel.checkpoint()
+            return
+        with trio.move_on_after(self._servers.call_s, shield=True):
+            with suppress(JournalError):  # without the store, others wait for the end of the lease
+                await self._writer.release()
+                await self._writer.leave()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise JournalUnusable("the journal is closed")
+
+
+def _shortage(used: int, limit: int, where: str) -> Shortage | None:
+    reserve = min(RESERVE_BYTES, limit // RESERVE_PART)
+    free = limit - used
+    if free >= reserve:
+        return None
+    return Shortage(f"less than {reserve / MIB:.3g} MiB {where}", free < reserve // 2, limit, used)

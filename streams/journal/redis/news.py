@@ -1,0 +1,223 @@
+"""News for a replica: what has changed of the streams that it follows, and its posts.
+
+The store publishes to a channel of each replica, and to one of all. It keeps nothing that it
+publishes while the connection is lost. So after each reconnect the streams are followed anew, and
+the news are `is_all`. Posts lie in the store until they are received: the channel only tells of
+them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any, Final
+
+import trio
+from coredis.connection import BaseConnection
+
+from streams.clock import backoff_s
+from streams.errors import JournalError, JournalUnusable, StoreAway, Unavailable
+from streams.journal.contract import News, Post
+from streams.journal.records import Record
+from streams.journal.redis.link import LOST, Link, Moved, Servers, meaning
+from streams.journal.redis.writer import look_up, looked_up
+
+CHANNELS: Final = 2  # that of a replica, and that of all
+POSTS_AT_ONCE: Final = 1000
+FOLLOWED_AT_ONCE: Final = 1000  # streams of one call
+# Ids of received posts: a store that has gone back may show them once more.
+REMEMBERED_MAX: Final = 10_000
+PING_S: Final = 5.0  # between two looks whether the connection is alive
+RETRY_FIRST_S: Final = 0.05
+RETRY_LAST_S: Final = 0.2
+
+
+class Listener:
+    """Subscribes to the channels of a replica; `run` it in a task of its own."""
+
+    def __init__(self, servers: Servers, link: Link, replica: Callable[[], str]) -> None:
+        """`link` fetches posts; `replica` tells the name of this replica, which may change."""
+        self._servers = servers
+        self._link = link
+        self._replica = replica
+        self._prefix = f"{{{servers.address.prefix}}}:"
+        self._following: set[str] = set()
+        self._changed: set[str] = set()
+        self._is_all = False
+        self._has_released = False
+        self._has_posts = False
+        self._posts: list[Post] = []  # fetched, and not yet among the news
+        self._fetched_ids: list[bytes] = []  # not yet deleted in the store
+        self._remembered: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
+        self._wake = trio.Event()
+        self._connection: BaseConnection | None = None
+        self._failure: JournalUnusable | None = None
+        self.is_listening = trio.Event()
+
+    async def run(self) -> None:
+        """Listen for ever, over one connection after the other."""
+        failures = 0
+        while True:
+            try:
+                await self._listen()
+                failures = 0
+            except Unavailable:
+                failures += 1
+            except JournalUnusable as error:
+                self._failure = error
+                self.is_listening.set()
+                self._wake.set()
+                return
+            await trio.sleep(backoff_s(RETRY_FIRST_S, failures, RETRY_LAST_S))
+
+    async def _listen(self) -> None:
+        """Listen over one connection, until that is lost."""
+        self._connection = connection = await self._servers.connect()
+        try:
+            for replica in ("", self._replica()):
+                connection.send_command(b"SSUBSCRIBE", f"{self._prefix}c:{replica}")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_alive, connection)
+                await self._hear(connection)
+                nursery.cancel_scope.cancel()
+        except* LOST as errors:
+            raise _unavailable(errors, self._servers) from None
+        except* JournalError as errors:
+            raise _unavailable(errors, self._servers) from None
+        finally:
+            connection.invalidate()
+
+    async def _hear(self, connection: BaseConnection) -> None:
+        confirmed = 0
+        async with aclosing(connection.push_messages) as messages:
+            async for message in messages:
+                found: Any = message
+                if found[0] == b"ssubscribe":
+                    confirmed += 1
+                    if confirmed == CHANNELS:
+                        await self._begin()
+                elif found[0] == b"smessage":
+                    self._take(found[2])
+                elif found[0] == b"sunsubscribe":  # the slot moves to another node of the cluster
+                    return
+
+    async def _begin(self) -> None:
+        """Everything from now on is heard; what was published before may be missing."""
+        following = sorted(self._following)
+        for first in range(0, len(following), FOLLOWED_AT_ONCE):
+            some = following[first : first + FOLLOWED_AT_ONCE]
+            await self._link.function("follow", self._replica(), *some)
+        self._has_posts = True
+        if self.is_listening.is_set():
+            self._is_all = self._has_released = True
+        self.is_listening.set()
+        self._wake.set()
+
+    async def _keep_alive(self, connection: BaseConnection) -> None:
+        """Notice a connection that is dead, or whose subscription was refused."""
+        while True:
+            # A refused SSUBSCRIBE has its error where the answer to a PING is expected.
+            await connection.create_request(b"PING", timeout=self._servers.call_s)
+            await trio.sleep(PING_S)
+
+    def _take(self, message: bytes) -> None:
+        match message[:1]:
+            case b"c":
+                streams = (each.decode() for each in message[1:].split(b"\0"))
+                self._changed.update(self._following.intersection(streams))
+            case b"p":
+                self._has_posts = True
+            case b"r":
+                self._has_released |= message[1:].decode() != self._replica()
+        self._wake.set()
+
+    def listen_anew(self) -> None:
+        """This replica has a new name, or another server: its news come by another channel."""
+        if self._connection is not None:
+            self._connection.invalidate()
+
+    def check(self) -> None:
+        """Raise what has ended the listening, if anything."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def follow(self, stream: str) -> Record | None:
+        """From now on the news have the changes of this stream. Returns its record of now."""
+        was_followed = stream in self._following
+        self._following.add(stream)  # news may come before the answer does
+        follow = self._link.function_command("follow", self._replica(), stream)
+        try:
+            _, found = await self._link.calls([follow, look_up(self._link, stream)])
+        except BaseException:
+            if not was_followed:
+                self._following.discard(stream)
+            raise
+        self._following.add(stream)  # another call of this may have failed meanwhile
+        return looked_up(stream, found).record
+
+    async def unfollow(self, stream: str) -> None:
+        """End `follow`."""
+        self._following.discard(stream)
+        self._changed.discard(stream)
+        await self._link.function("unfollow", self._replica(), stream)
+
+    async def news(self) -> News:
+        """See `Journal.news`."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            self.check()
+            self._wake = trio.Event()
+            if self._has_posts:
+                await self._fetch()
+            if self._posts or self._changed or self._is_all or self._has_released:
+                break
+            if not self._has_posts:
+                await self._wake.wait()
+        found = News(frozenset(self._changed), self._posts, self._is_all, self._has_released)
+        self._changed, self._posts = set(), []
+        self._is_all = self._has_released = False
+        return found
+
+    async def _fetch(self) -> None:
+        """Receive posts, and delete them in the store."""
+        self._has_posts = False
+        try:
+            entries = await self._receive(POSTS_AT_ONCE)
+            for entry_id, fields in entries:
+                _, sender, _, count, _, stream, _, body = fields
+                self._fetched_ids.append(entry_id)
+                if (sender, count) not in self._remembered:
+                    self._remembered[sender, count] = None
+                    self._posts.append(Post(sender.decode(), stream.decode(), body))
+            while len(self._remembered) > REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
+            self._has_posts |= len(entries) == POSTS_AT_ONCE
+            if entries:
+                # Before they are among the news: a replica that claims our streams later would
+                # receive them once more.
+                await self._receive(0)
+        except Unavailable:
+            self._has_posts = True
+            if not self._posts:
+                raise
+        except BaseException:
+            self._has_posts = True
+            raise
+
+    async def _receive(self, most: int) -> list[Any]:
+        deleted = list(self._fetched_ids)
+        found: list[Any] = await self._link.function("receive", self._replica(), most, *deleted)
+        del self._fetched_ids[: len(deleted)]
+        return found
+
+
+def _unavailable(errors: BaseExceptionGroup[Any], servers: Servers) -> JournalError:
+    """The one error that a group of errors of a connection means."""
+    found = errors.exceptions[0]
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    if isinstance(found, JournalError):
+        return found
+    meant = meaning(found, servers.address)
+    if isinstance(meant, Moved):
+        servers.moved(meant.host)
+    return meant if isinstance(meant, JournalError) else StoreAway(str(found))

@@ -1,0 +1,135 @@
+"""`mcp-streams torture --replicas`: nothing is lost, and planted faults are found."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.cli.selftest.replicas import processes
+from streams.cli.selftest.replicas.faults import FAULTS
+from streams.cli.selftest.rigs import NoServer
+from streams.cli.selftest.torture import REPORT
+from tests.rigs import HERE
+from tests.rigs.command import Following, run
+from tests.rigs.needing import lacking
+from tests.system.test_torture import processes_at
+
+PATIENCE_S = 240.0
+FAULTY = f"{HERE / 'faulty_torture_server.py'}:server"
+WRONG = ("lost", "twice", "misordered", "damaged", "run_twice", "gaps")
+
+# `mcp-streams torture --replicas 2`, with another server.
+ELSEWHERE = (
+    sys.executable,
+    "-c",
+    "import sys; from pathlib import Path; from streams.cli.selftest import replicas; "
+    "settings = replicas.Settings(2, 1.0, 1, ['kill'], 1, 4, app=sys.argv[2]); "
+    "sys.exit(replicas.run(settings, keep=Path(sys.argv[1]), as_json=True))",
+)
+
+
+@pytest.fixture(autouse=True)
+def store() -> None:
+    try:
+        processes.store_program()
+    except NoServer as error:
+        lacking(str(error))
+
+
+def torture(*words: str, within_s: float = PATIENCE_S) -> Any:
+    return run("torture", "--replicas", *words, within_s=within_s)
+
+
+def rows_of(kept: Path) -> dict[str, Any]:
+    report = json.loads((kept / REPORT).read_bytes())
+    return {row["fault"]: row for row in report["rows"]}
+
+
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name != "failover-behind"])
+def test_nothing_is_lost_by(fault: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    words = ("3", "--faults", fault, "--times", "2", "--streams", "12", "--seed", "7")
+    done = torture(*words, "--keep", str(kept))
+    assert done.returncode == 0, done
+    row = rows_of(kept)[fault]
+    assert row["faults"] == 2
+    assert {row[name] for name in WRONG} == {0}
+    assert row["delivered"] > 0
+    assert row["longest_silence_s"] >= row["beyond_outage_s"] > 0
+    assert fault in done.stdout
+    assert not processes_at(kept)
+
+
+def test_clients_are_told_of_what_a_copy_that_is_behind_lacks(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    words = ("2", "--faults", "failover-behind", "--times", "3", "--streams", "12", "--seed", "7")
+    done = torture(*words, "--keep", str(kept))
+    assert done.returncode == 0, done
+    row = rows_of(kept)["failover-behind"]
+    assert {row[name] for name in WRONG if name != "gaps"} == {0}
+    assert row["longest_outage_s"] > 0
+
+
+def test_a_faulty_server_is_found_out(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    done = run(str(kept), FAULTY, command=ELSEWHERE, within_s=PATIENCE_S)
+    assert done.returncode == 1, done
+    report = json.loads(done.stdout)
+    assert not report["is_good"]
+    [row] = report["rows"]
+    assert any("missing: [1" in what for what in report["failures"])
+    assert row["lost"] + row["twice"] + row["damaged"] + row["misordered"] > 0
+    assert not processes_at(kept)
+
+
+def test_ctrl_c_ends_the_faults_and_the_calls_come_to_their_ends(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    words = ("torture", "--replicas", "2", "--faults", "kill", "--minutes", "10")
+    more = ("--streams", "6", "--keep", str(kept))
+    with Following(*words, *more, on_terminal=True) as torturing:
+        torturing.wait_for(r"SIGKILL of a replica: [1-9]\d* faults")
+        torturing.interrupt()
+        torturing.wait_for("waiting for the last calls")
+        code, out = torturing.end(within_s=PATIENCE_S)
+    assert code == 0, out
+    row = rows_of(kept)["kill"]
+    assert row["faults"] >= 1
+    assert {row[name] for name in WRONG} == {0}
+    assert not processes_at(kept)
+
+
+def test_without_haproxy_clients_choose_replicas_and_it_says_so(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from streams.cli.selftest import replicas; "
+        "from streams.cli.selftest.replicas import processes; processes.PATH = sys.argv[1]; "
+        "settings = replicas.Settings(2, 1.0, 1, ['rolling'], 1, 4); "
+        "sys.exit(replicas.run(settings, keep=None, as_json=False))"
+    )
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    path, _ = processes.store_program()
+    (folder / "valkey-server").symlink_to(path)
+    done = run(str(folder), command=(sys.executable, "-c", program), within_s=PATIENCE_S)
+    assert done.returncode == 0, done
+    assert "There is no haproxy: the clients choose replicas themselves" in done.stderr
+    assert "no balancer" in done.stdout
+
+
+def test_what_cannot_be_is_misuse(tmp_path: Path) -> None:
+    for words in (
+        ["--replicas", "0"],
+        ["--replicas", "3", "--times", "0"],
+        ["--replicas", "3", "--streams", "0"],
+        ["--replicas", "3", "--faults", "kill,flood"],
+        ["--replicas", "3", "--faults", ""],
+        ["--replicas", "3", "--wrap"],
+        ["--replicas", "3", "--durability", "process"],
+        ["--replicas", "3", "--keep", str(tmp_path)],
+        ["--faults", "kill"],
+        ["--times", "3"],
+        ["--streams", "3"],
+    ):
+        done = run("torture", *words)
+        assert (done.returncode, done.stdout, len(done.shown)) == (2, "", 1), done

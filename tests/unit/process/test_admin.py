@@ -1,0 +1,79 @@
+"""The endpoint for operators tells whether the process lives and is ready."""
+
+import pytest
+
+from streams.exchange import Headers, Request
+from streams.process.admin import LIVE_PATH, READY_PATH, Health, admin_address, admin_endpoint
+
+
+class Answered:
+    """A responder that keeps the response."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+
+    async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
+        self.status, self.headers, self.body = status, dict(headers), body
+
+
+async def asked(health: Health, path: str, method: str = "GET") -> Answered:
+    answered = Answered()
+    request = Request(method, path, {}, b"")
+    await admin_endpoint(health)(request, answered)  # type: ignore[arg-type]
+    return answered
+
+
+async def test_a_process_lives_before_it_is_ready() -> None:
+    health = Health()
+    assert (await asked(health, LIVE_PATH)).status == 200
+    unready = await asked(health, READY_PATH)
+    assert (unready.status, unready.body) == (503, b"starting\n")
+
+
+async def test_it_is_ready_as_long_as_the_server_is() -> None:
+    health, reason = Health(), [""]
+    health.why_not = lambda: reason[0]
+    ready = await asked(health, READY_PATH)
+    assert (ready.status, ready.body) == (200, b"ok\n")
+    assert ready.headers["content-type"].startswith("text/plain")
+    reason[0] = "the journal takes no commits:\nLOADING"
+    unready = await asked(health, READY_PATH)
+    assert (unready.status, unready.body) == (503, b"the journal takes no commits: LOADING\n")
+    reason[0] = ""
+    assert (await asked(health, READY_PATH)).status == 200
+
+
+async def test_from_the_begin_of_a_shutdown_it_is_not_ready_and_lives() -> None:
+    health = Health()
+    health.why_not = str
+    health.stop()
+    assert (await asked(health, READY_PATH)).body == b"shutting down\n"
+    assert (await asked(health, LIVE_PATH)).status == 200
+
+
+@pytest.mark.parametrize("path", [LIVE_PATH, READY_PATH])
+async def test_only_get_and_head_are_answered(path: str) -> None:
+    health = Health()
+    refused = await asked(health, path, "POST")
+    assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
+    assert (await asked(health, path, "HEAD")).status == (await asked(health, path)).status
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/health/ready/", "/mcp", "/HEALTH/LIVE"])
+async def test_other_paths_are_unknown(path: str) -> None:
+    assert (await asked(Health(), path)).status == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("9090", "127.0.0.1:9090"),
+        (":9090", "127.0.0.1:9090"),
+        ("0.0.0.0:9090", "0.0.0.0:9090"),
+        ("[::1]:0", "[::1]:0"),
+    ],
+)
+def test_a_port_alone_is_one_of_loopback(given: str, address: str) -> None:
+    assert admin_address(given) == address
