@@ -98,7 +98,7 @@ class FollowedStream(Stream):
             self.delivery.wake()
 
     def view(self, view: posts.View, sender: str) -> None:
-        """Take over what the owner, which is this replica, has told."""
+        """Take over what the owner, the replica `sender`, has told."""
         state = self.state
         self.seen = posts.Seen(sender, view.at)
         state.last = state.durable = max(state.durable, view.durable)

@@ -640,10 +640,7 @@ class Replicas:
             case posts.Attach():
                 self._attach(stream, sender, post)
             case posts.Moved() | posts.Left():
-                follower = stream.delivery
-                if isinstance(follower, RemoteFollower) and (
-                    follower.replica == sender and follower.number_there == post.number
-                ):
+                if (follower := _follower_at(stream, sender, post.number)) is not None:
                     _moved(stream, follower, post)
             case posts.Delivered() if not self._counts(stream, sender, post):
                 log.info("an older delivery's proof was dropped", stream=stream.id[:8])
@@ -690,21 +687,17 @@ class Replicas:
                 stream.await_again()
 
     def _attach(self, stream: Stream, sender: str, post: posts.Attach) -> None:
-        follower = stream.delivery
-        is_here = isinstance(follower, RemoteFollower) and (
-            follower.replica == sender and follower.number_there == post.number
-        )
         if sender in self._names:
-            return  # it was sent to the former owner, and the delivery is attached by `_move`
+            return  # it was sent to the former owner, and the delivery is here: see `_bring_here`
+        follower, attached = stream.delivery, _follower_at(stream, sender, post.number)
         if sender not in self._seen:
             self._unseen.add(sender)
         if stream.state.is_tombstone:
             error = posts.error_of(refusal(stream.state.outcome.value))
             self._tell(sender, stream.id, posts.Ended(post.number, error=error))
-        elif is_here:
-            assert isinstance(follower, RemoteFollower)
-            follower.reader.level = post.level
-            stream.attach(follower)
+        elif attached is not None:
+            attached.reader.level = post.level
+            stream.attach(attached)
         elif follower is not None and self._is_late(post, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
             self._tell(sender, stream.id, ended)
@@ -964,6 +957,14 @@ class Replicas:
 
 _ALL: Final = "*"
 _MENDABLE: Final = (Gone, Conflict)  # the owner knows more than the store
+
+
+def _follower_at(stream: Stream, replica: str, number: int) -> RemoteFollower | None:
+    """The attached delivery, if it is the one with this number at another replica."""
+    follower = stream.delivery
+    if isinstance(follower, RemoteFollower) and follower.reader.place == (replica, number):
+        return follower
+    return None
 
 
 def _moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Left) -> None:

@@ -52,16 +52,35 @@ local function pass_posts(p, owner)
   end
 end
 
+-- The other side of a grant, and its delivery, in a field: length of the other side, ':', both.
+local function parts_of(field)
+  local length, rest = string.match(field, '^(%d+):(.*)$')
+  return string.sub(rest, 1, tonumber(length)), string.sub(rest, tonumber(length) + 1)
+end
+
+local function field_of(other, delivery)
+  return #other .. ':' .. other .. delivery
+end
+
 -- Drop the grants of a stream, or of a session.
 local function drop_grants(p, of_kind, of, other_kind)
   for _, field in ipairs(redis.call('HKEYS', p .. of_kind .. of)) do
-    -- The field names the other side: its length, ':', itself, and the delivery.
-    local length, rest = string.match(field, '^(%d+):(.*)$')
-    local other = string.sub(rest, 1, tonumber(length))
-    local delivery = string.sub(rest, tonumber(length) + 1)
-    redis.call('HDEL', p .. other_kind .. other, #of .. ':' .. of .. delivery)
+    local other, delivery = parts_of(field)
+    redis.call('HDEL', p .. other_kind .. other, field_of(of, delivery))
   end
   redis.call('DEL', p .. of_kind .. of)
+end
+
+-- Drop the grants of one delivery of a session.
+local function drop_delivery(p, session, delivery)
+  local at = p .. 'sg:' .. session
+  for _, field in ipairs(redis.call('HKEYS', at)) do
+    local stream, found = parts_of(field)
+    if found == delivery then
+      redis.call('HDEL', at, field)
+      redis.call('HDEL', p .. 'g:' .. stream, field_of(session, delivery))
+    end
+  end
 end
 
 local function drop_session(p, key)
@@ -204,30 +223,15 @@ local OPERATIONS = {
     if is_known and (a[i + 4] == '1' or redis.call('EXISTS', p .. 'r:' .. stream) == 1) then
       -- A delivery continues one stream: an older grant of it may name another.
       local order = redis.call('HINCRBY', p .. 'journal', 'order', 1)
-      local at = p .. 'sg:' .. session
-      for _, field in ipairs(redis.call('HKEYS', at)) do
-        local length, rest = string.match(field, '^(%d+):(.*)$')
-        if string.sub(rest, tonumber(length) + 1) == delivery then
-          local other = string.sub(rest, 1, tonumber(length))
-          redis.call('HDEL', at, field)
-          redis.call('HDEL', p .. 'g:' .. other, #session .. ':' .. session .. delivery)
-        end
-      end
-      redis.call('HSET', at, #stream .. ':' .. stream .. delivery, '')
-      redis.call('HSET', p .. 'g:' .. stream, #session .. ':' .. session .. delivery, order .. ':' .. a[i + 3])
+      drop_delivery(p, session, delivery)
+      redis.call('HSET', p .. 'sg:' .. session, field_of(stream, delivery), '')
+      redis.call('HSET', p .. 'g:' .. stream, field_of(session, delivery), order .. ':' .. a[i + 3])
     end
     return i + 5
   end,
   -- the end of a grant: session, delivery
   W = function(p, a, i)
-    local at = p .. 'sg:' .. a[i]
-    for _, field in ipairs(redis.call('HKEYS', at)) do
-      local length, rest = string.match(field, '^(%d+):(.*)$')
-      if string.sub(rest, tonumber(length) + 1) == a[i + 1] then
-        redis.call('HDEL', at, field)
-        redis.call('HDEL', p .. 'g:' .. string.sub(rest, 1, tonumber(length)), #a[i] .. ':' .. a[i] .. a[i + 1])
-      end
-    end
+    drop_delivery(p, a[i], a[i + 1])
     return i + 2
   end,
   -- the end of all grants of a stream: stream
@@ -517,21 +521,27 @@ local function save_keys(keys, args)
 end
 
 redis.register_function('@commit', commit)
--- The same for commits that free memory, and for what keeps the replicas going without any left.
-redis.register_function{function_name = '@commit_freeing', callback = commit, flags = {'allow-oom'}}
-redis.register_function{function_name = '@open', callback = open, flags = {'allow-oom'}}
-redis.register_function{function_name = '@enter', callback = enter, flags = {'allow-oom'}}
-redis.register_function{function_name = '@leave', callback = leave, flags = {'allow-oom'}}
-redis.register_function{function_name = '@renew', callback = renew, flags = {'allow-oom'}}
-redis.register_function{function_name = '@released', callback = released, flags = {'allow-oom'}}
-redis.register_function{function_name = '@begin_claim', callback = begin_claim, flags = {'allow-oom'}}
-redis.register_function{function_name = '@end_claim', callback = end_claim, flags = {'allow-oom'}}
-redis.register_function{function_name = '@follow', callback = follow, flags = {'allow-oom'}}
-redis.register_function{function_name = '@unfollow', callback = unfollow, flags = {'allow-oom'}}
-redis.register_function{function_name = '@post', callback = post, flags = {'allow-oom'}}
-redis.register_function{function_name = '@send', callback = send, flags = {'allow-oom'}}
-redis.register_function{function_name = '@receive', callback = receive, flags = {'allow-oom'}}
-redis.register_function{function_name = '@turn', callback = turn, flags = {'allow-oom'}}
-redis.register_function{function_name = '@renew_turns', callback = renew_turns, flags = {'allow-oom'}}
-redis.register_function{function_name = '@end_turn', callback = end_turn, flags = {'allow-oom'}}
 redis.register_function('@save_keys', save_keys)
+-- All others free memory, or keep the replicas going where none is left.
+local NEED_NO_MEMORY = {
+  {'@commit_freeing', commit},
+  {'@open', open},
+  {'@enter', enter},
+  {'@leave', leave},
+  {'@renew', renew},
+  {'@released', released},
+  {'@begin_claim', begin_claim},
+  {'@end_claim', end_claim},
+  {'@follow', follow},
+  {'@unfollow', unfollow},
+  {'@post', post},
+  {'@send', send},
+  {'@receive', receive},
+  {'@turn', turn},
+  {'@renew_turns', renew_turns},
+  {'@end_turn', end_turn},
+}
+for i = 1, #NEED_NO_MEMORY do  -- the store knows no `pairs` while it loads a library
+  local name, callback = NEED_NO_MEMORY[i][1], NEED_NO_MEMORY[i][2]
+  redis.register_function{function_name = name, callback = callback, flags = {'allow-oom'}}
+end

@@ -179,7 +179,8 @@ class Writer:
             "renew", name, vouched, self._promise(), codec.SCHEMA
         )
         self.epoch = max(self.epoch, int(epoch))
-        if not state or stored < confirmed or int(epoch) != self._counts_epoch:
+        is_behind = not state or stored < confirmed
+        if is_behind or int(epoch) != self._counts_epoch:
             self._lost_counts |= self._counts
             self._lost_counts_until = asked_at + 2 * self._lease_s
             self._counts_epoch = int(epoch)
@@ -190,7 +191,7 @@ class Writer:
             self._disown()
             await link.function("enter", self.replica, 0, codec.SCHEMA)  # others answer to it
             return None
-        if not state or stored < confirmed or self._replay_since is not None:
+        if is_behind or self._replay_since is not None:
             await self._mend()
             return None
         self._recent.drop_old(asked_at)
