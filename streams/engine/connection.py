@@ -871,8 +871,9 @@ class Connection:
         if delivery.is_over or delivery.is_held or not delivery.may_open:
             return
         stop = delivery.stop
-        if stop is not None:
-            runs = [run.until(stop) for run in runs if run.seq <= stop]
+        until = delivery.stream.known_last if stop is None else stop
+        if runs and runs[-1].last > until:
+            runs = [run.until(until) for run in runs if run.seq <= until]
         if runs and delivery.may_lose_progress:
             runs = self.separation.hold(delivery, runs, is_last=runs[-1].last == stop)
         if not delivery.is_open:

@@ -101,7 +101,7 @@ class FollowedStream(Stream):
         """Take over what the owner, the replica `sender`, has told."""
         state = self.state
         self.seen = posts.Seen(sender, view.at)
-        state.last = state.durable = max(state.durable, view.durable)
+        state.last = max(state.last, view.durable)
         state.learn(view.delivered, view.handed)
         if self.delivery is None:
             # A client may have confirmed more here, which did not count: it was displaced.
@@ -167,6 +167,11 @@ class FollowedStream(Stream):
         if is_new:
             self._unheard += 1
             self._home.introduce(self)
+
+    @property
+    def known_last(self) -> int:
+        """See `Stream.known_last`. The owner may have appended more since it was read."""
+        return self.state.durable
 
     @property
     def is_introduced(self) -> bool:

@@ -318,7 +318,8 @@ class StreamState:
         """The owner of the stream, another replica, has changed its record to this one."""
         self._record = record
         self.outcome = record.outcome
-        self.last = self.durable = max(self.durable, record.last)
+        self.durable = max(self.durable, record.last)
+        self.last = max(self.last, self.durable)
         self._last_request, self._last_error = record.last_request, record.last_error
         self._was_ended_at = record.ended_at
         if record.pages is not None:

@@ -626,6 +626,11 @@ class Stream:
                 self._answers[request_id].readers.add(reader)
 
     @property
+    def known_last(self) -> int:
+        """Up to which seq it is known which messages are responses."""
+        return self.state.last
+
+    @property
     def is_introduced(self) -> bool:
         """Whether the owner of the stream knows of the delivery that is attached here."""
         return True

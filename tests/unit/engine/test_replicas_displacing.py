@@ -303,7 +303,7 @@ async def test_pages_go_on_at_another_replica(autojump_clock: MockClock) -> None
         third = await first.page(4, "count", next_of(page), to=4)
         assert page_text(third) == "3"
         assert reason(await second.page(5, "count", token, to=4)) == "invalid_token"
-        last = await first.page(6, "count", next_of(third), to=4)
+        last = await second.page(6, "count", next_of(third), to=4)
         assert is_last(last)
         assert (await first.page(7, "count", "A" * 80, to=4))["code"] == -32602
 
