@@ -883,7 +883,7 @@ class Connection:
             response = self._hand_over(delivery, runs, stop, write)
         if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
-        elif delivery.position < state.durable and not delivery.is_held:
+        elif delivery.position < min(state.durable, until) and not delivery.is_held:
             self.ready[delivery] = None
 
     async def _read_runs(self, delivery: Delivery, share: int) -> Sequence[Run]:

@@ -101,7 +101,9 @@ class FollowedStream(Stream):
         """Take over what the owner, the replica `sender`, has told."""
         state = self.state
         self.seen = posts.Seen(sender, view.at)
-        state.last = max(state.last, view.durable)
+        state.last = state.durable = max(state.durable, view.durable)
+        if view.outcome.is_tombstone:  # its record may not say so yet
+            state.outcome = view.outcome
         state.learn(view.delivered, view.handed)
         if self.delivery is None:
             # A client may have confirmed more here, which did not count: it was displaced.
@@ -170,8 +172,8 @@ class FollowedStream(Stream):
 
     @property
     def known_last(self) -> int:
-        """See `Stream.known_last`. The owner may have appended more since it was read."""
-        return self.state.durable
+        """See `Stream.known_last`. The owner may have appended more since the record was read."""
+        return self.record.last
 
     @property
     def is_introduced(self) -> bool:

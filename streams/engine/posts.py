@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from streams.errors import Refusal
+from streams.journal.records import Outcome
 from streams.messages import RequestId
 
 
@@ -170,6 +171,7 @@ class View(_Post, frozen=True):
     delivered: int = 0
     handed: int = 0
     durable: int = 0
+    outcome: Outcome = Outcome.LIVE
     idle_s: float | None = None  # since it was attached last; None while it is
     asked: int = 0
     is_reachable: bool = True

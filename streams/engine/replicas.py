@@ -193,6 +193,7 @@ class Replicas:
         self._outbox, self._posts = trio.open_memory_channel[tuple[int, str, str, bytes]](math.inf)
         self._sending: dict[int, None] = {}  # the numbers of posts that the journal does not have
         self._has_sent = trio.lowlevel.ParkingLot()
+        self._has_renewed = trio.lowlevel.ParkingLot()
         self._notices: dict[str | int, posts.Notice] = {}  # by their keys, or else by a number
         self._has_notices = trio.Event()
         self._claims: dict[str, None] = {"": None}  # owners whose streams are free
@@ -259,8 +260,19 @@ class Replicas:
                     self._lose_all()
                 else:
                     self._look_at(counts, senders)
+                self._has_renewed.unpark_all()
             self._look_after_followed()
             await trio.sleep_until(self._next_beat_at())
+
+    async def be_sure(self) -> None:
+        """See `Owner.be_sure`. A replica that has stood still must not judge a client's cursor."""
+        lease_s = self._journal.lease_s
+        if trio.current_time() - self._reached_at < lease_s:
+            return
+        with trio.move_on_after(lease_s / 2):
+            await self._has_renewed.park()
+            return
+        raise StoreAway("the store does not say which streams are ours")
 
     @property
     def _reached_at(self) -> float:
@@ -993,6 +1005,7 @@ def _view(stream: Stream, request: int) -> posts.View:
         delivered=state.delivered,
         handed=state.handed,
         durable=state.durable,
+        outcome=state.outcome,
         idle_s=idle_s,
         asked=stream.asked,
         is_reachable=stream.is_reachable,

@@ -1,7 +1,7 @@
 """The newest connection wins at any replica. Event ids, pages, tokens and keys lead there."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import trio
@@ -11,7 +11,9 @@ from streams import Server
 from streams.backends import PatienceSettings
 from streams.engine import posts
 from streams.exchange import Caller
+from streams.journal.records import Outcome, Record
 from streams.keys import Keyring
+from streams.messages import Run
 from tests.rigs import idempotency
 from tests.rigs.pages import counting
 from tests.rigs.replicas import Replicas, open_replicas
@@ -309,6 +311,35 @@ async def test_pages_go_on_at_another_replica(autojump_clock: MockClock) -> None
 
 
 # Resume tokens, keys and waits
+
+
+async def test_a_response_that_is_read_before_its_record_has_the_id_of_the_resume(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = await replicas.two()
+    _, policy = await requested(theirs)
+    talker = await ours.dial(REQUESTS)
+    await talker.ask(3, RESUME_REQUEST, **policy)
+    await wait_all_tasks_blocked(0.1)
+    inner, [record] = ours.reached.inner, replicas.store.records.values()
+    read, follow, is_read = inner.read, inner.follow, trio.Event()
+
+    async def follow_late(stream: str) -> Record | None:
+        await is_read.wait()
+        return await follow(stream)
+
+    async def read_late(stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
+        monkeypatch.setattr(inner, "follow", follow_late)
+        theirs.steps.finish("at the end")
+        while replicas.store.records[record.stream].outcome is Outcome.LIVE:
+            await trio.sleep(0.1)
+        runs = await read(stream, after, bytes_max=bytes_max)
+        is_read.set()
+        return runs
+
+    monkeypatch.setattr(inner, "read", read_late)
+    theirs.steps.log("before")
+    assert text_of(await talker.answer(3)) == "at the end"
 
 
 async def test_a_resume_token_leads_to_another_replicas_stream(
