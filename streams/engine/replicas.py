@@ -311,6 +311,8 @@ class Replicas:
     def _look_at(self, counts: Mapping[str, int], senders: frozenset[str]) -> None:
         """Look at the counts of all replicas. `senders` have sent posts before these were taken."""
         now, lease_s = trio.current_time(), self._journal.lease_s
+        # A count that has changed did so since the last look.
+        changed_at = max(self._renewed_at, now - 2 * lease_s / BEATS)
         # Where this replica itself has stood still, the others did not.
         if now - self._renewed_at > lease_s / 2:
             self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
@@ -324,7 +326,7 @@ class Replicas:
                 self._seen.pop(replica, None)
                 self._gone(replica)
             elif count != was:
-                self._seen[replica] = count, now
+                self._seen[replica] = count, changed_at
         for replica in sorted((self._seen.keys() | senders) - counts.keys()):
             self._seen.pop(replica, None)
             self._gone(replica)
