@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
-from streams.engine.replicas import BEATS
+from streams.engine.leases import BEATS
 from tests.rigs import idempotency
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import (

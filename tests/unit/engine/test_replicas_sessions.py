@@ -373,7 +373,7 @@ async def test_the_newest_change_of_a_resource_waits_while_the_store_is_away(
         await ours.server.resource_updated("x:1")
     replica = ours.running.engine._replicas
     assert replica is not None
-    assert len(replica._notices) <= 1_500
+    assert len(replica.outbox._notices) <= 1_500
     ours.reached.mend()
     told = await talker.find(lambda m: m.get("method") == UPDATED)
     assert told["params"] == {"uri": "x:1"}

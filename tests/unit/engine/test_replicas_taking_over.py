@@ -11,7 +11,7 @@ from streams import Call, Limits, Server
 from streams.clock import wall
 from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
-from streams.engine.replicas import BEATS
+from streams.engine.leases import BEATS
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
 from tests.rigs import idempotency
