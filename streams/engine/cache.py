@@ -502,7 +502,8 @@ class Cache:
         """
         if self._is_shared:
             now = trio.current_time()
-            if now - self._counted_at.get(principal, -math.inf) > COUNTED_S:
+            is_old = now - self._counted_at.get(principal, -math.inf) > COUNTED_S
+            if is_old or principal not in self._counted:
                 if len(self._counted_at) >= COUNTED_MAX:
                     self._counted_at.clear()
                 self._counted_at[principal] = now

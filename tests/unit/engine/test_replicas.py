@@ -334,3 +334,15 @@ async def test_polls_tell_the_status_of_another_replicas_stream(
     ended = await talker.poll(4, stream)
     assert (ended["status"], ended["hasError"]) == ("completed", True)
     assert ended == await (await theirs.dial()).poll(4, stream)
+
+
+async def test_the_first_calls_of_a_principal_may_come_at_once(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Each of them needs to know how many streams the principal has at other replicas."""
+    ours, _ = await replicas.two()
+    talkers = [await ours.dial(principal="alice") for _ in range(3)]
+    for talker in talkers:
+        await talker.call(1, "step")
+    for talker in talkers:
+        await talker.announced()
