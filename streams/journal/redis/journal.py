@@ -1,5 +1,6 @@
 """`RedisJournal`: the contract of journals, over the store."""
 
+import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -467,21 +468,42 @@ class RedisJournal:
         """The content of a key file that `save_keys` has kept; None before."""
         [found] = await self._calls((b"GET", self._prefix + "keys"))
         if found is not None:
-            self._known_keys = bytes(found)
+            self._know_keys(found)
         return None if found is None else bytes(found)
 
     async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
         """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
         self._check_open()
         kept = await self._writer.link.function("save_keys", content, replaces or b"")
-        self._known_keys = bytes(kept or b"")
-        return self._known_keys
+        self._know_keys(kept or b"")
+        return bytes(kept or b"")
+
+    def _know_keys(self, content: bytes) -> None:
+        self._known_keys = bytes(content)
+        # The store compares it with its own at each renewal.
+        self._writer.keys_mark = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+
+    async def await_keys(self) -> None:
+        """Wait until the replicas that live have put back keys which the store has lost.
+
+        For two leases: they may all be gone, or have their keys in files.
+        """
+        with trio.move_on_after(2 * self._lease_s):
+            while await self.keys() is None and await self._are_keys_told():
+                await trio.sleep(self._lease_s / 10)
+
+    async def _are_keys_told(self) -> bool:
+        """Whether another replica that lives has told its keys by `compare`."""
+        told, known = await self._calls(
+            (b"HKEYS", self._prefix + "settings"), (b"HKEYS", self._prefix + "replicas")
+        )
+        return bool({*told} & {*known} - {self.replica.encode()})
 
     async def _put_keys_back(self) -> None:
         """Give the keys to a store that has lost them, before one that starts makes others."""
-        if self._known_keys is not None:
+        if (ours := self._known_keys) is not None:
             with suppress(Full):
-                await self.save_keys(self._known_keys, replaces=None)
+                await self._writer.link.function("save_keys", ours, b"")
         self._writer.has_gone_back = False
 
     async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:

@@ -426,15 +426,25 @@ local function leave(keys, args)
   call('DEL', p .. 'in:' .. args[1])
 end
 
+-- Whether the store has the keys of tokens with this hash: 0 yes, 1 no keys, 2 others. A replica that
+-- knows none has the hash ''.
+local function state_of_keys(p, hash)
+  local content = hash ~= '' and call('GET', p .. 'keys')
+  if hash == '' or content and redis.sha1hex(content) == hash then
+    return 0
+  end
+  return content and 2 or 1
+end
+
 -- Renew: name, the number of its last commit, what its commits survive, the newest schema that it
--- knows. Answers its state (0: unknown, -2: claimed, 1), the number of its last stored commit, the
--- epoch, and all counts.
+-- knows, the hash of the keys of tokens. Answers its state (0: unknown, -2: claimed, 1), the number
+-- of its last stored commit, the epoch, the state of the keys, and all counts.
 local function renew(keys, args)
   local p = prefix_of(keys)
   local count = call('HGET', p .. 'replicas', args[1])
-  local epoch = number_in(keys[1], 'epoch')
+  local epoch, of_keys = number_in(keys[1], 'epoch'), state_of_keys(p, args[5])
   if not count then
-    return {is_gone(p, args[1]) and -2 or 0, 0, epoch}
+    return {is_gone(p, args[1]) and -2 or 0, 0, epoch, of_keys}
   end
   -- Also where another program has written what is no count.
   local added = count ~= '-1' and redis.pcall('HINCRBY', p .. 'replicas', args[1], 1)
@@ -446,7 +456,7 @@ local function renew(keys, args)
     call('HSET', p .. 'epochs', args[1], string.format('%.0f', epoch) .. ':' .. args[3])
   end
   raise_schema(p, keys[1], args[4])
-  local answer = {1, stored, epoch}
+  local answer = {1, stored, epoch, of_keys}
   for _, each in ipairs(call('HGETALL', p .. 'replicas')) do
     table.insert(answer, each)
   end

@@ -50,6 +50,8 @@ JUMP: Final = 2**32
 # How long a commit waits for replicas of the store, as a part of the time for a call.
 WAIT_PART: Final = 0.8
 CLAIMED: Final = -2  # the state of a replica whose streams are claimed
+KEYS_GONE: Final = 1  # the state of the keys of tokens in the store
+KEYS_DIFFER: Final = 2
 NEVER: Final = 2**53  # a number of a commit that is never reached
 _FREEING: Final = (Ack, Close, Forget, Evict, DropSession, DropGrant)
 
@@ -84,6 +86,7 @@ class Writer:
         self.bytes = self.anonymous_bytes = 0  # of all streams in the store, as last told
         self.epoch = 0
         self.has_gone_back = False  # perhaps: what no commit brings back may be lost
+        self.keys_mark = ""  # the hash of the keys of tokens that the store should have
         self.has_entered = False  # others may know this replica
         self.wanted: Counter[str] = Counter()  # the wanted streams that it owns, by principal
         self._turn = trio.StrictFIFOLock()
@@ -175,10 +178,11 @@ class Writer:
         # An heir leaves no numbers out of streams that their owner vouches for.
         vouches = not self._is_torn and self._replay_since is None
         vouched = confirmed if vouches else NEVER
-        state, stored, epoch, *found = await link.function(
-            "renew", name, vouched, self._promise(), codec.SCHEMA
+        state, stored, epoch, keys, *found = await link.function(
+            "renew", name, vouched, self._promise(), codec.SCHEMA, self.keys_mark
         )
         self.epoch = max(self.epoch, int(epoch))
+        self._look_at_keys(keys)
         is_behind = not state or stored < confirmed
         if is_behind or int(epoch) != self._counts_epoch:
             self._lost_counts |= self._counts
@@ -211,6 +215,17 @@ class Writer:
             if count is not None:
                 counts[replica] = count
         return counts
+
+    def _look_at_keys(self, found: int) -> None:
+        """Whether the store has the keys of tokens that this replica uses."""
+        self.has_gone_back |= found == KEYS_GONE
+        if found == KEYS_DIFFER:
+            event = (
+                "the store has other keys of tokens than this replica: send it SIGHUP to read "
+                "them, or restore its own"
+            )
+            key = f"{self._prefix}keys"
+            self._servers.complaints.warn(event, key, key=key)
 
     def _with_lost_counts(self) -> Mapping[str, int]:
         """The counts, and those of replicas that a store which has gone back does not know.

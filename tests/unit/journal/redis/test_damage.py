@@ -19,6 +19,8 @@ from streams.journal.redis import open_redis_journal
 from streams.journal.redis.journal import RedisJournal
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.keys import Keyring, new_keys
+from streams.limits import Limits
+from streams.server.storage import Place, open_storage
 from tests.rigs.journals import (
     PATIENCE_S,
     PLENTY,
@@ -400,6 +402,55 @@ async def test_a_password_that_is_asked_for_later_is_waited_for(server: Server) 
         assert "refuses the password" in await waits(journal, append(1, 1))
         server.ask("CONFIG", "SET", "requirepass", "", login=("AUTH", "secret"))
         await until_done(lambda: applied(journal, append(1, 1)))
+
+
+# The keys of tokens
+
+
+async def test_keys_that_were_deleted_are_put_back(server: Server) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await journal.save_keys(b"the keys", replaces=None)
+        await journal.renew()
+        server.ask("DEL", P + "keys")
+        await journal.renew()
+        await journal.renew()
+        assert await journal.keys() == b"the keys"
+
+
+async def test_other_keys_in_the_store_are_told_once_and_stay(server: Server) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await journal.save_keys(b"the keys", replaces=None)
+        server.ask("SET", P + "keys", "others")
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                await journal.renew()
+        assert warned(logs, P + "keys") == 1
+        assert server.ask("GET", P + "keys").split()[1] == b"others"
+
+
+async def test_a_server_that_starts_waits_for_the_keys_of_those_that_run(server: Server) -> None:
+    place = Place(journal=server.url, lease_s=LEASE_S)
+    async with open_storage(place, Limits()) as (one, keys):
+        server.ask("DEL", P + "keys")
+
+        async def beat() -> None:
+            while True:
+                await trio.sleep(LEASE_S / 4)
+                await one.renew()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(beat)
+            async with open_storage(place, Limits()) as (_, theirs):
+                assert theirs.keyring.fingerprints == keys.keyring.fingerprints
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_server_makes_keys_where_none_comes_back(server: Server) -> None:
+    place = Place(journal=server.url, lease_s=LEASE_S)
+    async with open_storage(place, Limits()) as (_, keys):
+        server.ask("DEL", P + "keys")
+        async with open_storage(place, Limits()) as (_, theirs):
+            assert theirs.keyring.fingerprints != keys.keyring.fingerprints
 
 
 # Servers
