@@ -254,6 +254,7 @@ class Missing(JournalUnusable):
             f"lines {first} to {last} of a stream are missing: see mcp-streams verify, and restore "
             "a backup"
         )
+        self.first, self.last = first, last
 
 
 class UnsafeFile(StreamsError, OSError):

@@ -236,7 +236,7 @@ class Cache:
                 stream = await self._load(stream_id)
                 if stream is not None or not self._is_shared:
                     return stream
-                if await self._journal.principal_of(stream_id) is None:
+                if await self._journal.find(stream_id) is None:
                     return None
                 await trio.sleep(PAUSE_S)
         except (Unavailable, trio.Cancelled):  # perhaps after it was taken

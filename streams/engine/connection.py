@@ -39,6 +39,7 @@ from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
 from streams.keys import new_request_id
 from streams.limits import MIB
+from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import dialects, extension
 from streams.protocol.clients import ClientInfo
@@ -63,6 +64,8 @@ PING_EVERY_S: Final = 15.0
 YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task for it
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
 BUSY_S: Final = 0.05  # before a journal that could not be read is read again
+# Lines that a store lacks are put back within a lease or two, or become lost for the next owner.
+MISSING_LEASES: Final = 3.0
 LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
 LOOK_OFTEN_S: Final = 0.02  # the same, while another replica waits for the client
 SETTLE_S: Final = 1.0  # after a write before a ping asks about it, so that one ping asks about many
@@ -287,6 +290,7 @@ class Delivery:
         "is_open",
         "is_over",
         "is_wait",
+        "missing",
         "number",
         "position",
         "preamble",
@@ -325,6 +329,7 @@ class Delivery:
         self.waited_s = trio.current_time() - connection.asked_at
         self.attached_at = wall() - self.waited_s
         self.position = after
+        self.missing = (-1, 0.0)  # the position behind which lines are missing, and since when
         self.written = after - 1  # becomes `after` once the preamble is written
         self.preamble = preamble
         self.dialects = speaks
@@ -914,7 +919,8 @@ class Connection:
         """Lines are missing. In a shared journal another client of the stream may have acked them,
         or the store has lost them, or its owner is about to put them back.
 
-        Raises `Unavailable`, so that the delivery goes on later, unless it was ended.
+        Raises `Unavailable`, so that the delivery goes on later, unless it was ended. Lines that
+        stay missing were deleted in the store by hand.
         """
         if not self._journal.replica:
             raise gap
@@ -928,6 +934,12 @@ class Connection:
             return
         if record is None:  # another replica has it now, and has forgotten it
             delivery.hang_up()
+        elif delivery.missing[0] != position:
+            delivery.missing = position, trio.current_time()
+        elif trio.current_time() - delivery.missing[1] > MISSING_LEASES * self._journal.lease_s:
+            log.warning("the store lacks lines", stream=record.stream[:8], why=str(gap))
+            _tell_gap(delivery, gap.last + 1)
+            return
         raise Unavailable(str(gap)) from gap
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
