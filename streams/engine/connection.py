@@ -454,15 +454,11 @@ class Delivery:
 
     def give_way(self, by: Taker) -> None:
         """See `Follower.give_way`."""
-        is_other = by.session != self.reader.name
-        if by.response is not None and self.granted is not None:
-            is_same = not is_other and by.response == self.granted.name
-        else:
-            is_same = not is_other and by.waiting_id == self.waiting_id
-        if is_same:
+        response = None if self.granted is None else self.granted.name
+        if by.is_same(Taker(self.reader.name, self.waiting_id, response)):
             self.drop()
             return
-        if self.granted is not None and is_other:
+        if self.granted is not None and by.session != self.reader.name:
             self.granted.ended = "superseded"  # else the client would resume and displace in turn
         self.end("superseded")
 

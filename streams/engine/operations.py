@@ -27,6 +27,7 @@ from streams.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     Missing,
+    Overtaken,
     Refusal,
     StoreAway,
     refusal,
@@ -380,12 +381,16 @@ class Operations:
         """End the attached delivery, whether its connection lives or not: the newest wins.
 
         A request may have waited for the owner of the stream while its client has gone, and has
-        come back over another connection. Then this one must not displace that. Raises `Refusal`.
+        come back over another connection. Then this one must not displace that. Raises `Refusal`,
+        and `Overtaken` where that client must not get an error.
         """
         if not by.channel.is_writable():
             raise Refusal(INTERNAL_ERROR, "The connection is gone.")
         if (current := stream.delivery) is not None and self._is_late(by, current, stream):
-            raise refusal("superseded")
+            refused = refusal("superseded")
+            if taker.is_same(current.taker):
+                raise Overtaken(refused.code, refused.message, refused.data)
+            raise refused
         if (displaced := stream.displace()) is not None:
             displaced.give_way(taker)
 

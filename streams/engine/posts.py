@@ -22,6 +22,12 @@ class Taker(msgspec.Struct, frozen=True):
     waiting_id: RequestId  # of the request that the delivery answers
     response: str | None = None  # the name of the grant by which it continues a response
 
+    def is_same(self, other: "Taker") -> bool:
+        """Whether both continue one response, or answer one request id of one client."""
+        if self.response is not None and other.response is not None:
+            return (self.session, self.response) == (other.session, other.response)
+        return (self.session, self.waiting_id) == (other.session, other.waiting_id)
+
 
 class _Post(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass

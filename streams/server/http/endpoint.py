@@ -20,6 +20,7 @@ from streams.engine.sessions import HttpSession, SessionEventIds, new_session
 from streams.errors import (
     InsufficientScope,
     JournalUnusable,
+    Overtaken,
     Refusal,
     Unavailable,
     first_of,
@@ -280,6 +281,8 @@ class HttpEndpoint:
         async def begin(connection: Connection) -> None:
             try:
                 operations.resume_response(connection, event_id)
+            except Overtaken:
+                pass  # the response has no events: the newer one has them
             except Refusal as refused:
                 line = error_line(operations.request_id(event_id), refused)
                 await channel.send(end_event(last_event, line))

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import AsyncIterator, Sequence
+from itertools import count
+from typing import Any
 
 import pytest
 import trio
@@ -10,8 +12,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Server
 from streams.backends import PatienceSettings
 from streams.engine import posts
+from streams.engine.connection import Session
+from streams.engine.stream import Stream
 from streams.exchange import Caller
 from streams.journal.records import Outcome, Record
+from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.messages import Run
 from tests.rigs import idempotency
@@ -33,7 +38,7 @@ from tests.rigs.server import (
     text_of,
 )
 from tests.rigs.shared_memory import LEASE_S
-from tests.rigs.web import logged
+from tests.rigs.web import EVENTS, logged
 
 MAX_S = 600.0
 ALICE = Caller("alice", lambda: math.inf)
@@ -227,6 +232,74 @@ async def test_a_response_goes_on_at_another_replica_behind_the_last_event(
     assert text_of(second.events[-1][1] or {}) == "done"
     third = await browser.go_on(second.ids[-1])
     assert third.status == 405, "nothing is left"
+
+
+@pytest.mark.parametrize("first_at", ["the owner", "elsewhere"])
+@pytest.mark.parametrize("newest_at", ["the owner", "elsewhere"])
+@pytest.mark.parametrize("waits_s", [0.0, 0.05, 0.3])
+async def test_of_two_gets_of_a_response_the_older_one_ends_in_silence(
+    replicas: Replicas, autojump_clock: MockClock, first_at: str, newest_at: str, waits_s: float
+) -> None:
+    """An SDK takes an error there for the answer to its call.
+
+    The older one may have `waits_s` for the store, while the newest one has not.
+    """
+    await trio.sleep(1)
+    owner, other = await replicas.two()
+    places = {"the owner": owner, "elsewhere": other}
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    await call.hang_up()
+    inner = places[first_at].reached.inner
+    find, lookups = inner.grants, count()
+
+    async def grants(stream: str) -> Sequence[Grant]:
+        if next(lookups) == 0:
+            await trio.sleep(waits_s)
+        return await find(stream)
+
+    inner.grants = grants  # type: ignore[method-assign]
+    gets = []
+    for place in first_at, newest_at:
+        client = await places[place].browse(PLAIN, browser.session)
+        gets.append(client.ask("GET", accept=EVENTS, last_event_id=call.ids[0]))
+        await trio.sleep(0.01)
+    await trio.sleep(0.5)
+    owner.steps.finish()
+    await trio.sleep(0.5)
+    assert all(get.is_whole for get in gets)
+    told = [message for get in gets for _, message in get.events if message]
+    assert [text_of(message) for message in told] == ["done"]
+
+
+async def test_a_resume_that_is_overtaken_under_its_own_id_ends_in_silence(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    await trio.sleep(1)
+    owner = await replicas.start()
+    browser = await owner.browse(REQUESTS)
+    call = await browser.call(7, "step")
+    token = call.events[1][1]["params"]["resumeToken"]  # type: ignore[index]
+    await call.hang_up()
+    find, lookups = owner.running.engine.operations.find, count()
+
+    async def find_late(session: Session, intent: Any) -> Stream:
+        if next(lookups) == 0:
+            await trio.sleep(0.3)
+        return await find(session, intent)
+
+    owner.running.engine.operations.find = find_late  # type: ignore[method-assign]
+    resumes = []
+    for _ in range(2):
+        asked = {"id": 7, "method": RESUME_REQUEST, "params": {"resumeToken": token}}
+        resumes.append(browser.ask("POST", {"jsonrpc": "2.0"} | asked))
+        await trio.sleep(0.01)
+    await trio.sleep(0.5)
+    owner.steps.finish()
+    await wait_all_tasks_blocked()
+    assert all(each.is_whole for each in resumes)
+    told = [message for each in resumes for _, message in each.events if message]
+    assert [text_of(message) for message in told if "id" in message] == ["done"]
 
 
 async def test_a_resumes_own_response_goes_on_at_another_replica(
