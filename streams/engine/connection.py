@@ -294,6 +294,7 @@ class Delivery:
         "start",
         "stream",
         "takes_over",
+        "wait_s",
         "waited_s",
         "written",
     )
@@ -310,6 +311,7 @@ class Delivery:
         takes_over: bool = False,
         is_call: bool = False,
         is_wait: bool = False,
+        wait_s: float | None = None,
         granted: Granted | None = None,
     ) -> None:
         """Deliver what follows `after`. With `granted` this continues that response.
@@ -332,6 +334,7 @@ class Delivery:
         self.takes_over = takes_over  # the stream's response is the answer to the resume
         self.is_call = is_call  # it answers a call, and not a resume
         self.is_wait = is_wait  # it answers another call than the stream's: `wait_for_call`
+        self.wait_s = wait_s  # how long the client wants to wait at most
         self.granted = granted  # where the client may resume it by event ids
         self.continues = granted is not None  # it goes on with a response
         self.is_granted = True  # whether `granted` is durable, where there is one

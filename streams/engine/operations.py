@@ -209,17 +209,20 @@ class Operations:
         reply_id: RequestId,
         token: ProgressToken | None,
         is_wait: bool,
+        short_name: str = "",
+        wait_s: float | None = None,
     ) -> None:
         """Deliver a call, from what no client was sent, to a client that waits for it again.
 
         Of the progress before this, only the latest is delivered, under this client's `token`. An
         ended call delivers its response, however often that was delivered. With `is_wait` the
         request is another call, and to cancel it does not cancel this one. The newest delivery
-        wins. Raises `Refusal` where nothing is left to deliver.
+        wins. The client has found the call by its `short_name`, and waits for `wait_s` at most.
+        Raises `Refusal` where nothing is left to deliver.
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
-        stream.await_again()
+        stream.await_again(short_name)
         stream.leave()  # no more progress is numbered under the token of another client
         try:
             missed, after = await self._missed(stream)
@@ -255,6 +258,7 @@ class Operations:
                 takes_over=True,
                 is_call=True,
                 is_wait=is_wait,
+                wait_s=wait_s,
             )
         )
 

@@ -70,6 +70,7 @@ class Attach(_Post, frozen=True):
     waited_s: float = 0.0  # how long its client's request had waited until it was attached
     only_waits: bool = False  # its client cannot come back
     seen: Seen | None = None  # what its replica knew of the stream
+    wait_s: float | None = None  # how long its client wants to wait at most
 
 
 class Moved(_Post, frozen=True):
@@ -134,7 +135,9 @@ class Leave(_Post, frozen=True):
 
 
 class Awaited(_Post, frozen=True):
-    """A client waits for a call by `Operations.join`: see `Stream.is_findable` and `stays`."""
+    """A client waits for a call by `Operations.join`: see `Stream.await_again`."""
+
+    short_name: str = ""
 
 
 class Token(_Post, frozen=True):
@@ -187,6 +190,7 @@ class View(_Post, frozen=True):
     latest_progress: bytes = b""
     at: float = 0.0  # when it was so, see `Seen`
     questions: dict[str, tuple[int, bytes]] = {}  # open requests: the seqs and lines, by ids
+    is_taken: bool = False  # see `Stream.is_taken`
 
 
 class Ended(_Post, frozen=True):

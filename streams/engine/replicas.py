@@ -96,6 +96,7 @@ class RemoteFollower:
         self.reply_id = attach.reply_id
         self.taker = attach.taker
         self.only_waits = attach.only_waits
+        self.wait_s = attach.wait_s
         self.number_there = attach.number
         self.reader = RemoteReader(replica, attach)
         self._stream = stream
@@ -696,7 +697,7 @@ class Replicas:
             case posts.Leave():
                 stream.leave()
             case posts.Awaited():
-                stream.await_again()
+                stream.await_again(post.short_name)
 
     def _attach(self, stream: Stream, sender: str, post: posts.Attach) -> None:
         if sender in self._names:
@@ -716,12 +717,21 @@ class Replicas:
         elif follower is not None and self._is_over(post, follower, stream):
             pass  # the journal has given it all that it waits for
         elif post.is_new:
-            displaced = stream.displace()
-            if displaced is not None:
-                displaced.give_way(post.taker)
+            self._make_way(stream, post)
             asked_at = self._asked_at(post)
             stream.attach(RemoteFollower(stream, sender, post, asked_at, self._tell))
         # Else it was displaced while its peer was silent, and was told so.
+
+    def _make_way(self, stream: Stream, post: posts.Attach) -> None:
+        """Displace the attached delivery for a new one."""
+        both_wait = stream.delivery is not None and _both_wait(post, stream.delivery)
+        if both_wait and stream.on_displace is not None:
+            stream.on_displace(stream)  # an interim answer for the one that is displaced
+        displaced = stream.displace()
+        if both_wait and stream.state.is_ended and isinstance(displaced, RemoteFollower):
+            return  # the journal gives its client the response, too
+        if displaced is not None:
+            displaced.give_way(post.taker)
 
     def is_in_order(self, stream_id: str, waited_s: float) -> bool:
         """Whether a request for a stream, which has waited so long, is newer than all before it.
@@ -740,6 +750,8 @@ class Replicas:
         asked_at = self._asked_at(post)
         if asked_at is not None and asked_at < (follower.asked_at or 0.0):
             return True  # whatever the clocks say
+        if _both_wait(post, follower) and not post.is_again:
+            return False  # for the same, in whatever order
         is_older = post.at < follower.attached_at
         if post.is_again:
             return is_older or not (isinstance(follower, RemoteFollower) and follower.is_again)
@@ -979,6 +991,12 @@ def _follower_at(stream: Stream, replica: str, number: int) -> RemoteFollower | 
     return None
 
 
+def _both_wait(post: posts.Attach, follower: Follower) -> bool:
+    """Whether two requests only wait for the response, a new one and the one that is attached."""
+    is_other = not post.taker.is_same(follower.taker)
+    return is_other and post.only_waits and follower.only_waits
+
+
 def _moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Left) -> None:
     """The delivery at another replica has come further, or is over."""
     if isinstance(post, posts.Moved):
@@ -1014,4 +1032,5 @@ def _view(stream: Stream, request: int) -> posts.View:
         stays=stream.stays,
         latest_progress=stream.latest_progress,
         questions=questions,
+        is_taken=stream.is_taken,
     )
