@@ -24,6 +24,7 @@ from streams.errors import (
     JournalUnusable,
     Overtaken,
     Refusal,
+    StoreAway,
     Unavailable,
     first_of,
 )
@@ -124,7 +125,7 @@ class HttpEndpoint:
         try:
             await self._engine.sessions.fetch(session_id)
         except Unavailable as error:
-            if request.method != "GET":
+            if request.method != "GET" or not isinstance(error, StoreAway):
                 raise _not_now(error) from None
             fetch = partial(self._engine.sessions.fetch, session_id)
             await self._hold(responder, asked_at, fetch, error)
@@ -134,9 +135,9 @@ class HttpEndpoint:
         responder: Responder,
         asked_at: float,
         ask: Callable[[], Awaitable[None]],
-        trouble: Unavailable,
+        trouble: StoreAway,
     ) -> None:
-        """Hold the response to a GET until the journal answers `ask`.
+        """Hold the response to a GET until the store answers `ask`.
 
         Raises `HttpError` after `HELD_S`, or where the client has gone, or this replica ends.
         """
@@ -305,10 +306,12 @@ class HttpEndpoint:
         operations = self._engine.operations
         try:
             await operations.load(session, last_event)
-        except Unavailable as error:
+        except StoreAway as error:
             load = partial(operations.load, session, last_event)
             await self._hold(responder, asked_at, load, error)
             session = self._session(request)  # it may be over
+        except Unavailable as error:
+            raise _not_now(error) from None
         try:
             event_id = self._engine.sessions.parse(session, last_event)
             has_more = operations.has_more(session, event_id)
