@@ -3,7 +3,8 @@
     StreamsError
     ├── Refusal              a request that is refused: becomes a JSON-RPC error
     │   ├── InsufficientScope  the caller's token lacks a scope
-    │   └── ResourceNotFound   there is no resource of this URI
+    │   ├── ResourceNotFound   there is no resource of this URI
+    │   └── Overtaken        the same client has asked again since: this request ends unanswered
     ├── JournalError         an error of the journal
     │   ├── Gone             no such stream (unknown, abandoned or cancelled)
     │   ├── Fenced           another process has claimed the stream since
@@ -191,6 +192,13 @@ class ResourceNotFound(Refusal):
 
 # Modules of Python that Windows lacks.
 _POSIX_ONLY: Final = frozenset({"fcntl", "grp", "pwd", "resource", "termios"})
+
+
+class Overtaken(Refusal):
+    """The client has asked again under the same id, or continues the same response, since then.
+
+    It would take an error for the answer to what it waits for. So it gets none to this request.
+    """
 
 
 def explained(error: ImportError, what: str) -> ImportError:

@@ -298,6 +298,7 @@ class Delivery:
         "start",
         "stream",
         "takes_over",
+        "wait_s",
         "waited_s",
         "written",
     )
@@ -314,6 +315,7 @@ class Delivery:
         takes_over: bool = False,
         is_call: bool = False,
         is_wait: bool = False,
+        wait_s: float | None = None,
         granted: Granted | None = None,
     ) -> None:
         """Deliver what follows `after`. With `granted` this continues that response.
@@ -337,6 +339,7 @@ class Delivery:
         self.takes_over = takes_over  # the stream's response is the answer to the resume
         self.is_call = is_call  # it answers a call, and not a resume
         self.is_wait = is_wait  # it answers another call than the stream's: `wait_for_call`
+        self.wait_s = wait_s  # how long the client wants to wait at most
         self.granted = granted  # where the client may resume it by event ids
         self.continues = granted is not None  # it goes on with a response
         self.is_granted = True  # whether `granted` is durable, where there is one
@@ -459,15 +462,11 @@ class Delivery:
 
     def give_way(self, by: Taker) -> None:
         """See `Follower.give_way`."""
-        is_other = by.session != self.reader.name
-        if by.response is not None and self.granted is not None:
-            is_same = not is_other and by.response == self.granted.name
-        else:
-            is_same = not is_other and by.waiting_id == self.waiting_id
-        if is_same:
+        response = None if self.granted is None else self.granted.name
+        if by.is_same(Taker(self.reader.name, self.waiting_id, response)):
             self.drop()
             return
-        if self.granted is not None and is_other:
+        if self.granted is not None and by.session != self.reader.name:
             self.granted.ended = "superseded"  # else the client would resume and displace in turn
         self.end("superseded")
 

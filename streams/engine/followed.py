@@ -43,6 +43,7 @@ class FollowedStream(Stream):
         "_asked_up_to",
         "_home",
         "_is_moved",
+        "_is_taken",
         "_reported",
         "_unheard",
         "is_refreshing",
@@ -82,6 +83,7 @@ class FollowedStream(Stream):
         self._asked_up_to = record.last_request  # questions up to this seq are known by the view
         self._reported = 0  # bytes that the owner was told to be handed
         self._unheard = 0  # deliveries of which the owner may not have heard yet
+        self._is_taken = False  # at another replica
         self._is_moved = False  # whether the owner will be told of a new position
 
     # From the owner
@@ -112,7 +114,7 @@ class FollowedStream(Stream):
             state.idle_since = trio.current_time() - view.idle_s
         self.asked = max(self.asked, view.asked)
         self.is_reachable, self.is_findable = view.is_reachable, view.is_findable
-        self.is_left, self.stays = view.is_left, view.stays
+        self.is_left, self.stays, self._is_taken = view.is_left, view.stays, view.is_taken
         self.latest_progress = view.latest_progress
         known = {each: Question(seq, line) for each, (seq, line) in view.questions.items()}
         for request_id in [each for each in state.questions if each not in known]:
@@ -209,6 +211,7 @@ class FollowedStream(Stream):
             at=delivery.attached_at,
             is_again=is_again,
             only_waits=delivery.only_waits,
+            wait_s=delivery.wait_s,
             waited_s=delivery.waited_s,
             seen=self.seen,
         )
@@ -299,10 +302,15 @@ class FollowedStream(Stream):
         super().touch()
         self._post(posts.Touched())
 
-    def await_again(self) -> None:
+    def await_again(self, short_name: str) -> None:
         """See `Stream.await_again`."""
-        super().await_again()
-        self._post(posts.Awaited())
+        super().await_again(short_name)
+        self._post(posts.Awaited(short_name))
+
+    @property
+    def is_taken(self) -> bool:
+        """See `Stream.is_taken`."""
+        return self._is_taken if self.delivery is None else super().is_taken
 
     def tell_page(self, seq: int) -> str:
         """See `Stream.tell_page`."""

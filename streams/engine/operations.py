@@ -27,6 +27,7 @@ from streams.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     Missing,
+    Overtaken,
     Refusal,
     StoreAway,
     refusal,
@@ -208,17 +209,20 @@ class Operations:
         reply_id: RequestId,
         token: ProgressToken | None,
         is_wait: bool,
+        short_name: str = "",
+        wait_s: float | None = None,
     ) -> None:
         """Deliver a call, from what no client was sent, to a client that waits for it again.
 
         Of the progress before this, only the latest is delivered, under this client's `token`. An
         ended call delivers its response, however often that was delivered. With `is_wait` the
         request is another call, and to cancel it does not cancel this one. The newest delivery
-        wins. Raises `Refusal` where nothing is left to deliver.
+        wins. The client has found the call by its `short_name`, and waits for `wait_s` at most.
+        Raises `Refusal` where nothing is left to deliver.
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
-        stream.await_again()
+        stream.await_again(short_name)
         stream.leave()  # no more progress is numbered under the token of another client
         try:
             missed, after = await self._missed(stream)
@@ -254,6 +258,7 @@ class Operations:
                 takes_over=True,
                 is_call=True,
                 is_wait=is_wait,
+                wait_s=wait_s,
             )
         )
 
@@ -380,12 +385,16 @@ class Operations:
         """End the attached delivery, whether its connection lives or not: the newest wins.
 
         A request may have waited for the owner of the stream while its client has gone, and has
-        come back over another connection. Then this one must not displace that. Raises `Refusal`.
+        come back over another connection. Then this one must not displace that. Raises `Refusal`,
+        and `Overtaken` where that client must not get an error.
         """
         if not by.channel.is_writable():
             raise Refusal(INTERNAL_ERROR, "The connection is gone.")
         if (current := stream.delivery) is not None and self._is_late(by, current, stream):
-            raise refusal("superseded")
+            refused = refusal("superseded")
+            if taker.is_same(current.taker):
+                raise Overtaken(refused.code, refused.message, refused.data)
+            raise refused
         if (displaced := stream.displace()) is not None:
             displaced.give_way(taker)
 

@@ -1,4 +1,4 @@
-"""What this replica sends to others: posts about streams, and notifications for all clients."""
+"""The posts of this replica to others: about streams, and notifications for all clients."""
 
 import itertools
 import math

@@ -22,6 +22,12 @@ class Taker(msgspec.Struct, frozen=True):
     waiting_id: RequestId  # of the request that the delivery answers
     response: str | None = None  # the name of the grant by which it continues a response
 
+    def is_same(self, other: "Taker") -> bool:
+        """Whether both continue one response, or answer one request id of one client."""
+        if self.response is not None and other.response is not None:
+            return (self.session, self.response) == (other.session, other.response)
+        return (self.session, self.waiting_id) == (other.session, other.waiting_id)
+
 
 class _Post(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
@@ -64,6 +70,7 @@ class Attach(_Post, frozen=True):
     waited_s: float = 0.0  # how long its client's request had waited until it was attached
     only_waits: bool = False  # its client cannot come back
     seen: Seen | None = None  # what its replica knew of the stream
+    wait_s: float | None = None  # how long its client wants to wait at most
 
 
 class Moved(_Post, frozen=True):
@@ -128,7 +135,9 @@ class Leave(_Post, frozen=True):
 
 
 class Awaited(_Post, frozen=True):
-    """A client waits for a call by `Operations.join`: see `Stream.is_findable` and `stays`."""
+    """A client waits for a call by `Operations.join`: see `Stream.await_again`."""
+
+    short_name: str = ""
 
 
 class Token(_Post, frozen=True):
@@ -181,6 +190,7 @@ class View(_Post, frozen=True):
     latest_progress: bytes = b""
     at: float = 0.0  # when it was so, see `Seen`
     questions: dict[str, tuple[int, bytes]] = {}  # open requests: the seqs and lines, by ids
+    is_taken: bool = False  # see `Stream.is_taken`
 
 
 class Ended(_Post, frozen=True):

@@ -45,6 +45,7 @@ class RemoteFollower:
         self.reply_id = attach.reply_id
         self.taker = attach.taker
         self.only_waits = attach.only_waits
+        self.wait_s = attach.wait_s
         self.number_there = attach.number
         self.reader = RemoteReader(replica, attach)
         self._stream = stream
@@ -125,4 +126,5 @@ def view_of(stream: Stream, request: int) -> posts.View:
         stays=stream.stays,
         latest_progress=stream.latest_progress,
         questions=questions,
+        is_taken=stream.is_taken,
     )

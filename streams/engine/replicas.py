@@ -511,7 +511,7 @@ class Replicas:
             case posts.Leave():
                 stream.leave()
             case posts.Awaited():
-                stream.await_again()
+                stream.await_again(post.short_name)
 
     def _attach(self, stream: Stream, sender: str, post: posts.Attach) -> None:
         if sender in self.leases.names:
@@ -530,12 +530,21 @@ class Replicas:
         elif follower is not None and self._is_over(post, follower, stream):
             pass  # the journal has given it all that it waits for
         elif post.is_new:
-            displaced = stream.displace()
-            if displaced is not None:
-                displaced.give_way(post.taker)
+            self._make_way(stream, post)
             asked_at = self._asked_at(post)
             stream.attach(RemoteFollower(stream, sender, post, asked_at, self.outbox.tell))
         # Else it was displaced while its peer was silent, and was told so.
+
+    def _make_way(self, stream: Stream, post: posts.Attach) -> None:
+        """Displace the attached delivery for a new one."""
+        both_wait = stream.delivery is not None and _both_wait(post, stream.delivery)
+        if both_wait and stream.on_displace is not None:
+            stream.on_displace(stream)  # an interim answer for the one that is displaced
+        displaced = stream.displace()
+        if both_wait and stream.state.is_ended and isinstance(displaced, RemoteFollower):
+            return  # the journal gives its client the response, too
+        if displaced is not None:
+            displaced.give_way(post.taker)
 
     def is_in_order(self, stream_id: str, waited_s: float) -> bool:
         """Whether a request for a stream, which has waited so long, is newer than all before it.
@@ -554,6 +563,8 @@ class Replicas:
         asked_at = self._asked_at(post)
         if asked_at is not None and asked_at < (follower.asked_at or 0.0):
             return True  # whatever the clocks say
+        if _both_wait(post, follower) and not post.is_again:
+            return False  # for the same, in whatever order
         is_older = post.at < follower.attached_at
         if post.is_again:
             return is_older or not (isinstance(follower, RemoteFollower) and follower.is_again)
@@ -702,3 +713,9 @@ class Replicas:
 
 
 _MENDABLE: Final = (Gone, Conflict)  # the owner knows more than the store
+
+
+def _both_wait(post: posts.Attach, follower: Follower) -> bool:
+    """Whether two requests only wait for the response, a new one and the one that is attached."""
+    is_other = not post.taker.is_same(follower.taker)
+    return is_other and post.only_waits and follower.only_waits

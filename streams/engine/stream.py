@@ -92,6 +92,10 @@ class Follower(Protocol):
     def only_waits(self) -> bool:
         """Whether its client can only wait for the end: it has no way to come back."""
 
+    @property
+    def wait_s(self) -> float | None:
+        """How long its client wants to wait at most, where it has said so."""
+
     def wake(self) -> None:
         """The stream may have something to deliver."""
 
@@ -183,11 +187,13 @@ class Stream:
         "newest",
         "number",
         "on_attach",
+        "on_displace",
         "overflow",
         "record",
         "request_id",
         "rerun",
         "scope",
+        "short_name",
         "state",
         "stays",
         "was_evicted",
@@ -250,13 +256,14 @@ class Stream:
         self.is_findable = self.stays = self.mark is not None and self.mark.is_once
         self.latest_progress = b""
         self.on_attach: Callable[[Stream], None] | None = None
+        # Called before a client that waits at another replica displaces the one that is attached.
+        self.on_displace: Callable[[Stream], None] | None = None
+        self.short_name = ""  # by which a client at another replica can find it
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
         # `is_evicted`, a later load makes another object of the same stream.
         self.was_evicted = self.is_evicted = False
         self.scope = trio.CancelScope()  # around the handler
-        self._limits = limits
-        self._committer = committer
-        self._keyring = keyring
+        self._limits, self._committer, self._keyring = limits, committer, keyring
         self._answers = answers
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
@@ -762,9 +769,15 @@ class Stream:
         """The client has asked how the stream is: the clock of `max` starts again."""
         self.state.touch(trio.current_time())
 
-    def await_again(self) -> None:
+    def await_again(self, short_name: str) -> None:
         """A client waits for the call by its name, or by making the same call."""
         self.is_findable = self.stays = True
+        self.short_name = short_name or self.short_name
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a client is attached that does not only wait."""
+        return self.delivery is not None and not self.delivery.only_waits
 
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""

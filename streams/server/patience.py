@@ -38,6 +38,7 @@ from streams.clock import wall
 from streams.engine.connection import Connection, Delivery, Session
 from streams.engine.deadlines import Deadlines
 from streams.engine.engine import StreamHandler
+from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations, check_free, latest_progress
 from streams.engine.stream import Reader, Stream
@@ -237,7 +238,7 @@ class Patience:
             client = None if delivery is None else delivery.reader
             asked = self._asked.setdefault(stream, _Asked(stream))
             asked.client, asked.request_id, asked.due_at = client, request_id, due_at
-            stream.on_attach = self._attached
+            stream.on_attach, stream.on_displace = self._attached, self._displaced
             self._deadlines.watch(asked)
             try:
                 asked.response = response = await handler(stream)
@@ -250,7 +251,7 @@ class Patience:
                 asked.ended.set()
                 if asked.told and stream.state.outcome is Outcome.CANCELLED:
                     self._note_cancelled(stream)
-                stream.on_attach = None
+                stream.on_attach = stream.on_displace = None
                 self._deadlines.forget(asked)
                 self._asked.pop(stream, None)
                 if stream.mark is not None and stream.mark.is_once:
@@ -285,7 +286,8 @@ class Patience:
         request_id = delivery.taker.waiting_id
         if (asked.client, asked.request_id) != (delivery.reader, request_id):
             asked.client, asked.request_id = delivery.reader, request_id
-            asked.due_at = trio.current_time() + self._patience_s
+            wait_s = math.inf if delivery.wait_s is None else max(0.0, delivery.wait_s)
+            asked.due_at = trio.current_time() + min(self._patience_s, wait_s)
         asked.is_unwanted = False
         self._deadlines.watch(asked)
 
@@ -315,6 +317,11 @@ class Patience:
                 asked.told.add(delivery.reader)
             stream.leave()
             delivery.answer(messages.result(delivery.taker.waiting_id, interim))
+
+    def _displaced(self, stream: Stream) -> None:
+        """A client that waits at another replica displaces the one that is attached."""
+        if stream.short_name and not stream.state.is_ended:
+            self._dismiss(stream, stream.short_name)
 
     def _interim(self, stream: Stream, name: str) -> dict[str, Any]:
         progress = _progress(stream)
@@ -408,14 +415,10 @@ class Patience:
                 f"`{self.name_of(_LIST)}` shows those that are."
             )
         guest.check_resume(stream.record.origin, connection.channel.scopes)
-        if stream.delivery is not None and not stream.delivery.only_waits:
+        if stream.is_taken:
             # It must not lose its place: it has patience of its own, and is told all of the call.
             return _text("Another client of yours is connected to this call and gets its result.")
-        await self._join(stream, connection, request_id, token, is_wait=True)
-        waiting = self._asked.get(stream)
-        if waiting is not None and stream.delivery is not None:
-            waiting.due_at = min(waiting.due_at, trio.current_time() + max(0.0, asked.wait_s))
-            self._deadlines.watch(waiting)
+        await self._join(stream, connection, request_id, token, is_wait=True, wait_s=asked.wait_s)
         return None
 
     async def _join(
@@ -426,10 +429,13 @@ class Patience:
         token: ProgressToken | None,
         *,
         is_wait: bool,
+        wait_s: float | None = None,
     ) -> None:
         """Deliver a call over this connection. Another client that waits gets an interim answer."""
         check_free(connection.session, request_id, besides=stream)
-        current = stream.delivery
+        current, name = stream.delivery, ""
+        if self.settings.patience_s is not None and isinstance(stream, FollowedStream):
+            name = await self._name(stream)  # for a client that waits at yet another replica
         if current is not None and current.only_waits:
             is_same = (current.reader, current.taker.waiting_id) == (connection.session, request_id)
             if stream.state.is_ended:
@@ -439,7 +445,13 @@ class Patience:
             elif not is_same and self.settings.patience_s is not None:
                 self._dismiss(stream, await self._name(stream))
         await self.operations.join(
-            connection, stream, reply_id=request_id, token=token, is_wait=is_wait
+            connection,
+            stream,
+            reply_id=request_id,
+            token=token,
+            is_wait=is_wait,
+            short_name=name,
+            wait_s=wait_s,
         )
 
     async def _find(self, principal: str, name: str) -> Stream | None:

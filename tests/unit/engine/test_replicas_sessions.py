@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
+from streams.server.http.endpoint import HELD_S
 from tests.rigs import idempotency
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import (
@@ -528,7 +529,6 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
     ours, theirs = await replicas.two()
     browser, other = await ours.browse(PLAIN), await theirs.browse(PLAIN)
     call = await browser.call(1, "step")
-    there = await other.call(1, "step")
     ours.reached.cut()
     if is_known:
         ours.steps.log("not committed yet")
@@ -539,8 +539,6 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
         "delete": await browser.fetch("DELETE"),
         "delete elsewhere": await unknown.fetch("DELETE"),
         "initialize": await Browser(ours, ours.nursery).post(1, "initialize", **hello),
-        "get elsewhere": await unknown.go_on(there.ids[0]),
-        "standing elsewhere": await listening(unknown),
         "post elsewhere": await unknown.post(3, "tools/list"),
         "notification elsewhere": await unknown.tell("notifications/cancelled", requestId=1),
         "call elsewhere": await unknown.call(4, "step"),
@@ -548,6 +546,7 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
     for what, answer in answers.items():
         error = answer.json["error"]
         assert (what, answer.status, reason(error)) == (what, 503, "unavailable")
+        assert answer.headers["retry-after"] == "1"
         assert error["message"].endswith("try again later.")
     resumed = await browser.post(5, "stream/resume", streamId="A" * 43)
     body = resumed.json if resumed.type == JSON else resumed.events[-1][1]
@@ -558,6 +557,95 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
     ours.reached.mend()
     await trio.sleep(1)
     assert (await browser.fetch("DELETE")).status == 200
+
+
+@pytest.mark.parametrize("outage_s", [3.0, HELD_S - 1])
+@pytest.mark.parametrize("place", ["the owner", "a follower", "a replica without the session"])
+async def test_a_get_is_held_while_the_store_is_away(
+    replicas: Replicas, autojump_clock: MockClock, place: str, outage_s: float
+) -> None:
+    """The official SDKs give a call up after a few refusals within 2 s."""
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    owner.steps.log("a")
+    await wait_all_tasks_blocked()
+    await call.hang_up()
+    at = browser
+    if place != "the owner":
+        at = await elsewhere(other, browser)
+    if place == "a follower":
+        await (await at.go_on(call.ids[0])).hang_up()
+    replicas.kill_store(owner, other)
+    await trio.sleep(LEASE_S / 10)
+    get = at.ask("GET", accept=EVENTS, last_event_id=call.ids[1])
+    standing = at.ask("GET", accept=EVENTS)
+    await trio.sleep(outage_s)
+    assert get.status == 0
+    replicas.start_store(owner, other)
+    await trio.sleep(3 * LEASE_S)
+    owner.steps.finish("after the outage")
+    await trio.sleep(LEASE_S)
+    assert (get.status, standing.status) == (200, 200)
+    assert [text_of(message) for _, message in get.events if message] == ["after the outage"]
+
+
+async def test_a_get_is_held_for_a_bounded_time(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    replicas.kill_store(owner, other)
+    unknown = await elsewhere(other, browser)
+    await call.hang_up()
+    began_at = trio.current_time()
+    gets = [at.ask("GET", accept=EVENTS, last_event_id=call.ids[0]) for at in (browser, unknown)]
+    gets.append(unknown.ask("GET", accept=EVENTS))
+    while not all(get.is_whole for get in gets):
+        await trio.sleep(LEASE_S / 10)
+    assert HELD_S <= trio.current_time() - began_at < HELD_S + LEASE_S
+    for get in gets:
+        assert (get.status, get.headers["retry-after"]) == (503, "1")
+        assert reason(get.json["error"]) == "unavailable"
+
+
+@pytest.mark.parametrize("has_session", [True, False])
+async def test_a_client_that_leaves_is_held_no_longer(
+    replicas: Replicas, autojump_clock: MockClock, *, has_session: bool
+) -> None:
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    await call.hang_up()
+    await trio.sleep(LEASE_S)
+    at = browser if has_session else await elsewhere(other, browser)
+    house = owner if has_session else other
+    replicas.kill_store(owner, other)
+    tasks = len(house.nursery.child_tasks)
+    get = at.ask("GET", accept=EVENTS, last_event_id=call.ids[0])
+    await trio.sleep(LEASE_S)
+    assert len(house.nursery.child_tasks) == tasks + 1
+    await get.hang_up()
+    assert len(house.nursery.child_tasks) == tasks
+    assert not get.body
+
+
+async def test_a_replica_that_ends_holds_no_client(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Another replica may have the store."""
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    await call.hang_up()
+    other.reached.cut()
+    get = (await elsewhere(other, browser)).ask("GET", accept=EVENTS, last_event_id=call.ids[0])
+    await trio.sleep(LEASE_S / 2)
+    assert get.status == 0
+    with trio.fail_after(HELD_S / 2):
+        await other.stop()
+    assert (get.status, get.headers["retry-after"]) == (503, "1")
 
 
 async def test_an_outage_that_begins_in_a_request_is_waited_out(
