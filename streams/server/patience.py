@@ -67,6 +67,7 @@ CALL: Final = "mcp-streams/call"  # in the `_meta` of an interim answer: the sho
 KEPT_S: Final = 86_400.0
 ONCE_S: Final = 600.0  # how long after its end a call answers the same call
 WAIT_S: Final = 45.0  # of `wait_for_call`, unless its caller says otherwise: hosts wait for 60 s
+FIND_S: Final = 1.0  # for a call to be found, even if its client wants to wait for less
 SETTLE_S: Final = 0.5  # for the messages before an interim answer to be written
 FOLLOW_S: Final = 1.0  # between looks at the progress and the questions of a call that is followed
 HANDOVER_S: Final = 1.0  # for a result that is being delivered, before another delivery of it
@@ -312,7 +313,7 @@ class Patience:
         """Answer the client that waits for a running call, which goes on without it."""
         delivery = stream.delivery
         if delivery is not None and delivery.only_waits:
-            interim = self._interim(stream, name)
+            interim = self._interim(_told(stream), name)
             if (asked := self._asked.get(stream)) is not None:
                 asked.told.add(delivery.reader)
             stream.leave()
@@ -323,15 +324,9 @@ class Patience:
         if stream.short_name and not stream.state.is_ended:
             self._dismiss(stream, stream.short_name)
 
-    def _interim(self, stream: Stream, name: str) -> dict[str, Any]:
-        progress = _progress(stream)
-        told = f"Still running{progress and f' ({progress})'}."
-        if stream.state.questions:
-            told += " It waits for an answer, and asks for it again when you wait for the call."
-        told += (
-            f' Call `{self.name_of(_WAIT)}` with call="{name}" to get the result; it is not lost.'
-        )
-        return _text(told) | {"_meta": {CALL: name}}
+    def _interim(self, told: str, name: str) -> dict[str, Any]:
+        how = f'Call `{self.name_of(_WAIT)}` with call="{name}" to get the result; it is not lost.'
+        return _text(f"{told} {how}") | {"_meta": {CALL: name}}
 
     # Our tools
 
@@ -406,7 +401,12 @@ class Patience:
         except ValueError as error:
             return error_result(f"Bad arguments for {params.name}: {error}")
         principal = connection.session.principal
-        stream = await self._find(principal, asked.call)
+        stream = None
+        with trio.move_on_after(min(self._patience_s, max(FIND_S, asked.wait_s))) as finding:
+            stream = await self._find(principal, asked.call)
+        if finding.cancelled_caught:
+            silent = "The server process that runs this call does not answer now."
+            return self._interim(silent, asked.call)
         if stream is None and self._was_cancelled(principal, asked.call):
             return error_result(f"Call {asked.call[:40]!r} was cancelled: make it again.")
         if stream is None:
@@ -821,6 +821,15 @@ def _code(stream_id: str) -> str:
     first, *rest = hashlib.sha256(b"call:" + stream_id.encode()).digest()
     letters = _ALPHABET[10:]
     return letters[first % len(letters)] + "".join(_ALPHABET[byte % 32] for byte in rest)
+
+
+def _told(stream: Stream) -> str:
+    """What a client is told of a running call."""
+    progress = _progress(stream)
+    told = f"Still running{progress and f' ({progress})'}."
+    if stream.state.questions:
+        told += " It waits for an answer, and asks for it again when you wait for the call."
+    return told
 
 
 def _name(stream_id: str, kept: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from streams.keys import Keyring
 from streams.messages import Run
 from tests.rigs import idempotency
 from tests.rigs.pages import counting
-from tests.rigs.replicas import Replica, Replicas, open_replicas
+from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import (
     EXTENDED,
     PLAIN,
@@ -500,6 +500,26 @@ async def test_patience_ends_a_wait_at_another_replica(
     await second.call(4, "wait_for_call", call=code)
     theirs.steps.finish("fetched in the end")
     assert text_of(await second.answer(4)) == "fetched in the end"
+
+
+async def test_patience_ends_a_wait_for_a_call_whose_replica_has_died(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    patient = PatienceSettings(patience_s=LEASE_S / 4)
+    theirs, ours = [await replicas.start(patience=patient) for _ in range(2)]
+    first, second = await theirs.dial(PLAIN, "os(7)"), await ours.dial(PLAIN, "os(7)")
+    await first.call(1, "step")
+    code = (await first.answer(1))["result"]["_meta"]["mcp-streams/call"]
+    theirs.kill()
+    before = trio.current_time()
+    await second.call(1, "wait_for_call", call=code)
+    interim = (await second.answer(1))["result"]
+    assert interim["_meta"]["mcp-streams/call"] == code
+    assert "does not answer now" in interim["content"][0]["text"]
+    assert trio.current_time() - before < LEASE_S / 2
+    await trio.sleep(TAKEN_S)
+    await second.call(2, "wait_for_call", call=code)
+    assert reason((await second.answer(2))["error"]) == "interrupted"
 
 
 async def test_a_client_that_resumes_a_patient_call_elsewhere_gets_no_interim_answer(
