@@ -824,7 +824,7 @@ def _code(stream_id: str) -> str:
 
 
 def _told(stream: Stream) -> str:
-    """What a client is told of a running call."""
+    """The words about a running call."""
     progress = _progress(stream)
     told = f"Still running{progress and f' ({progress})'}."
     if stream.state.questions:
