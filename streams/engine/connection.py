@@ -197,8 +197,12 @@ class Session:
             own = displaced.taken_ids
         return self._taken[request_id] > (request_id in own)
 
-    def cancel_response(self, request_id: RequestId) -> None:
-        """Continue no response to this resume: its client wants it no more."""
+    def cancel_response(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
+        """Continue no response to this resume: its client wants it no more.
+
+        Returns the streams and the names of such responses.
+        """
+        return ()
 
     def has_begun(self, stream: Stream) -> bool:
         """Whether this client began the stream, and may cancel its request over any connection."""
@@ -466,9 +470,15 @@ class Delivery:
         if by.is_same(Taker(self.reader.name, self.waiting_id, response)):
             self.drop()
             return
-        if self.granted is not None and by.session != self.reader.name:
-            self.granted.ended = "superseded"  # else the client would resume and displace in turn
+        if by.session != self.reader.name:
+            self.end_response("superseded")  # else the client would resume and displace in turn
         self.end("superseded")
+
+    def end_response(self, why: str) -> None:
+        """The client must not continue the HTTP response that this is, if it is one."""
+        if self.granted is not None:
+            self.granted.ended = why
+            self.stream.end_response(self.reader.name, self.granted.name, why)
 
     def end(self, reason: str) -> None:
         """Detach from the stream and tell the client why: `superseded` or `released`."""

@@ -116,6 +116,8 @@ class FollowedStream(Stream):
         self.is_reachable, self.is_findable = view.is_reachable, view.is_findable
         self.is_left, self.stays, self._is_taken = view.is_left, view.stays, view.is_taken
         self.latest_progress = view.latest_progress
+        for session, response, why in view.ended_responses:
+            super().end_response(session, response, why)
         known = {each: Question(seq, line) for each, (seq, line) in view.questions.items()}
         for request_id in [each for each in state.questions if each not in known]:
             if state.questions[request_id].seq <= self._asked_up_to:
@@ -291,6 +293,11 @@ class FollowedStream(Stream):
         """See `Stream.pass_answer`."""
         self._post(posts.Answered(messages.answer(message), session))
         return True
+
+    def end_response(self, session: str, response: str, why: str) -> None:
+        """See `Stream.end_response`."""
+        super().end_response(session, response, why)
+        self._post(posts.ResponseEnded(session, response, why))
 
     def leave(self) -> None:
         """See `Stream.leave`."""

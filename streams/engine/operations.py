@@ -359,8 +359,8 @@ class Operations:
         session, stream, granted = connection.session, self._stream_of(event), event.granted
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
-        if granted.ended:
-            raise refusal(granted.ended)
+        if why := granted.ended or stream.why_ended(session.name, granted.name):
+            raise refusal(why)
         _check_cursor(stream, event.seq)
         self._displace(
             stream, connection, Taker(session.name, self.request_id(event), granted.name)
@@ -441,7 +441,9 @@ class Operations:
         stream = self._stream_of(event)
         if event.seq > stream.state.durable:
             raise refusal("cursor_ahead", lastSeq=stream.state.durable)
-        if event.is_end or event.granted.ended == "cancelled":
+        granted = event.granted
+        why = granted.ended or stream.why_ended(session.name, granted.name)
+        if event.is_end or why == "cancelled":
             return False
         stop = event.granted.stop or stream.state.answer_after(event.granted.start)
         if stream.state.is_tombstone or stop is None or event.seq < stop:
@@ -613,8 +615,7 @@ class Operations:
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:
-                if delivery.granted is not None:
-                    delivery.granted.ended = "cancelled"
+                delivery.end_response("cancelled")
                 is_stopped, stream = delivery.stands_for_call, delivery.stream
                 if is_stopped and stream.record.max_s and detaches(stream):
                     stream.leave()
@@ -625,7 +626,9 @@ class Operations:
                 return True
         # A newer resume of this client may have displaced the delivery before the cancel came. The
         # client may continue the older response all the same, which would displace the newer one.
-        session.cancel_response(request_id)
+        for stream_id, response in session.cancel_response(request_id):
+            if (older := self._streams.here(stream_id)) is not None:
+                older.end_response(session.name, response, "cancelled")
         # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:
@@ -649,8 +652,7 @@ class Operations:
             return
         stream.leave()
         if isinstance(delivery := stream.delivery, Delivery):
-            if delivery.granted is not None:
-                delivery.granted.ended = "cancelled"
+            delivery.end_response("cancelled")
             delivery.drop()
 
 

@@ -140,6 +140,14 @@ class Awaited(_Post, frozen=True):
     short_name: str = ""
 
 
+class ResponseEnded(_Post, frozen=True):
+    """See `Stream.end_response`."""
+
+    session: str
+    response: str
+    why: str
+
+
 class Token(_Post, frozen=True):
     """The progress token of the client that is attached now."""
 
@@ -164,6 +172,7 @@ ToOwner = (
     | Touched
     | Leave
     | Awaited
+    | ResponseEnded
     | Token
     | Told
 )
@@ -191,6 +200,7 @@ class View(_Post, frozen=True):
     at: float = 0.0  # when it was so, see `Seen`
     questions: dict[str, tuple[int, bytes]] = {}  # open requests: the seqs and lines, by ids
     is_taken: bool = False  # see `Stream.is_taken`
+    ended_responses: list[tuple[str, str, str]] = []  # see `Stream.end_response`
 
 
 class Ended(_Post, frozen=True):

@@ -127,4 +127,5 @@ def view_of(stream: Stream, request: int) -> posts.View:
         latest_progress=stream.latest_progress,
         questions=questions,
         is_taken=stream.is_taken,
+        ended_responses=[(*of, why) for of, why in (stream.ended_responses or {}).items()],
     )

@@ -510,6 +510,8 @@ class Replicas:
                 self._streams.cancel(stream)
             case posts.Leave():
                 stream.leave()
+            case posts.ResponseEnded():
+                stream.end_response(post.session, post.response, post.why)
             case posts.Awaited():
                 stream.await_again(post.short_name)
 

@@ -34,6 +34,8 @@ from streams.protocol import extension
 # messages or every second, the last messages too.
 ACK_WAIT_S: Final = 10.0
 
+ENDED_MAX: Final = 1000  # responses of a stream that are known to be ended; the oldest go first
+
 # The progress token of a findable call whose client wants no progress. Its latest progress is kept,
 # to be told with an interim answer, and no client is sent it.
 UNHEARD: Final = "mcp-streams/unheard"
@@ -171,6 +173,7 @@ class Stream:
         "asked",
         "delivery",
         "digest",
+        "ended_responses",
         "id",
         "is_anonymous",
         "is_deferred",
@@ -259,15 +262,17 @@ class Stream:
         # Called before a client that waits at another replica displaces the one that is attached.
         self.on_displace: Callable[[Stream], None] | None = None
         self.short_name = ""  # by which a client at another replica can find it
+        # Responses that their clients must not continue, at no replica: why, by the names of the
+        # session and of the grant.
+        self.ended_responses: dict[tuple[str, str], str] | None = None
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
         # `is_evicted`, a later load makes another object of the same stream.
         self.was_evicted = self.is_evicted = False
         self.scope = trio.CancelScope()  # around the handler
         self._limits, self._committer, self._keyring = limits, committer, keyring
-        self._answers = answers
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
-        self._on_stored, self._on_settled = on_stored, on_settled
+        self._answers, self._on_stored, self._on_settled = answers, on_stored, on_settled
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
         # handed to it. Only that client, about that delivery, can move the delivered mark.
@@ -778,6 +783,23 @@ class Stream:
     def is_taken(self) -> bool:
         """Whether a client is attached that does not only wait."""
         return self.delivery is not None and not self.delivery.only_waits
+
+    def end_response(self, session: str, response: str, why: str) -> None:
+        """The client of a session must not continue this response, at no replica.
+
+        `response` is its name among the grants of the session, and `why` a reason of refusals.
+        """
+        if not self.record.owner:
+            return  # `Granted.ended` tells
+        if self.ended_responses is None:
+            self.ended_responses = {}
+        self.ended_responses[session, response] = why
+        if len(self.ended_responses) > ENDED_MAX:
+            del self.ended_responses[next(iter(self.ended_responses))]
+
+    def why_ended(self, session: str, response: str) -> str:
+        """Why this response must not be continued; "" if it may."""
+        return (self.ended_responses or {}).get((session, response), "")
 
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""

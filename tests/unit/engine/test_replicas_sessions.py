@@ -230,6 +230,35 @@ async def test_the_id_of_a_request_is_in_use_at_its_replica_alone(
     assert theirs.steps.was_cancelled
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_response_that_has_ended_at_one_replica_is_continued_at_none(
+    replicas: Replicas, autojump_clock: MockClock, *, is_cancelled: bool
+) -> None:
+    """Else the client that was displaced, or has cancelled, would displace the newer one."""
+    first, second, third = [await replicas.start() for _ in range(3)]
+    browser = await first.browse(EXTENDED)
+    call = await browser.call(1, "step")
+    stream = named(call.events[1][1]["params"]["stream"])  # type: ignore[index]
+    if is_cancelled:
+        response = await browser.post(2, "stream/resume", **stream, after=0)
+        await (await elsewhere(second, browser)).tell("notifications/cancelled", requestId=2)
+    else:
+        response = call
+    newer = await second.dial()
+    await newer.ask(3, "stream/resume", **stream, after=0)
+    await newer.announced()
+    await wait_all_tasks_blocked()
+    late = await (await elsewhere(third, browser)).fetch(
+        "GET", accept=EVENTS, last_event_id=response.ids[-1]
+    )
+    if is_cancelled:
+        assert late.status == 405
+    else:
+        assert reason(late.events[-1][1]["error"]) == "superseded"  # type: ignore[index]
+    first.steps.finish("for the newer one")
+    assert text_of(await newer.answer(1)) == "for the newer one"
+
+
 # Notices
 
 
