@@ -501,6 +501,9 @@ class Delivery:
 
     def fail(self, refused: Refusal) -> None:
         """See `Follower.fail`."""
+        is_page = self.is_call and self.stream.state.is_paged and self.reply_id is not None
+        if is_page and not self.is_open:
+            refused = refusal("invalid_token")  # of a page; another replica knew that it is gone
         self._close(messages.error(self.waiting_id, refused))
 
     def wake(self) -> None:

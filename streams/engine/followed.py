@@ -331,7 +331,8 @@ class FollowedStream(Stream):
 
     def stop(self, *, is_dropped: bool = False) -> None:
         """The client wants the call no more."""
-        self._post(posts.Stopped(is_dropped))
+        number = 0 if self.delivery is None else self.delivery.number
+        self._post(posts.Stopped(is_dropped, number))
 
     async def flush(self) -> None:
         """Nothing waits here: what the owner has sent is durable before it is known here."""

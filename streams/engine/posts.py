@@ -121,9 +121,14 @@ class Answered(_Post, frozen=True):
 
 
 class Stopped(_Post, frozen=True):
-    """The client wants the call no more: it is cancelled, or with `is_dropped` nothing is kept."""
+    """The client wants the call no more: it is cancelled, or with `is_dropped` nothing is kept.
+
+    `number` is that of the client's delivery. If another one has displaced it meanwhile, the client
+    has no say in the call. 0: the client began the call.
+    """
 
     is_dropped: bool = False
+    number: int = 0
 
 
 class Touched(_Post, frozen=True):

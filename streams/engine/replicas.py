@@ -484,7 +484,7 @@ class Replicas:
             case posts.Told():
                 stream.is_reachable = True
             case _:
-                self._does(stream, post)
+                self._does(stream, sender, post)
 
     def _counts(self, stream: Stream, sender: str, post: posts.Delivered) -> bool:
         """Whether what was delivered at another replica moves the delivered mark.
@@ -499,11 +499,13 @@ class Replicas:
         # It was sent to the former owner, and the delivery is here: see `_bring_here`.
         return sender in self.leases.names and post.number == stream.newest
 
-    def _does(self, stream: Stream, post: ToOwner) -> None:
+    def _does(self, stream: Stream, sender: str, post: ToOwner) -> None:
         """A client does something with the call itself."""
         match post:
             case posts.Answered():
                 self._streams.answer(stream, messages.parse(post.line), post.session)
+            case posts.Stopped() if post.number and not follower_at(stream, sender, post.number):
+                log.info("the cancel of a displaced client was dropped", stream=stream.id[:8])
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():

@@ -7,6 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
+from streams.engine import posts
 from streams.engine.leases import BEATS
 from tests.rigs import idempotency
 from tests.rigs.replicas import Replica, Replicas, open_replicas
@@ -296,6 +297,26 @@ async def test_a_client_that_cancels_its_resume_elsewhere_leaves_the_call(
     heard = await (await ours.dial()).resume(3, stream)
     assert text_of(next(m for m in heard if m.get("id") == 1)) == "after all"
     assert not theirs.steps.was_cancelled
+
+
+async def test_a_client_that_was_displaced_cancels_nothing(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its replica may hear later than the owner that it was displaced."""
+    ours, theirs = await replicas.two()
+    _, stream = await begun(theirs)
+    talker, newest = await ours.dial(), await theirs.dial()
+    await talker.ask(2, "stream/resume", **named(stream), after=0)
+    await talker.announced()
+    await newest.ask(3, "stream/resume", **named(stream), after=0)
+    await newest.announced()
+    (followed,) = ours.running.engine._replicas._followed.values()  # type: ignore[union-attr]
+    followed._home.post(followed.id, posts.Stopped(number=1))
+    await wait_all_tasks_blocked()
+    assert not theirs.steps.was_cancelled
+    followed._home.post(followed.id, posts.Stopped())
+    await wait_all_tasks_blocked()
+    assert theirs.steps.was_cancelled
 
 
 async def test_a_retry_with_its_key_has_its_own_progress_token_elsewhere(
