@@ -3,7 +3,8 @@
     StreamsError
     ├── Refusal              a request that is refused: becomes a JSON-RPC error
     │   ├── InsufficientScope  the caller's token lacks a scope
-    │   └── ResourceNotFound   there is no resource of this URI
+    │   ├── ResourceNotFound   there is no resource of this URI
+    │   └── Overtaken        the same client has asked again since: this request ends unanswered
     ├── JournalError         an error of the journal
     │   ├── Gone             no such stream (unknown, abandoned or cancelled)
     │   ├── Fenced           another process has claimed the stream since
@@ -193,6 +194,13 @@ class ResourceNotFound(Refusal):
 _POSIX_ONLY: Final = frozenset({"fcntl", "grp", "pwd", "resource", "termios"})
 
 
+class Overtaken(Refusal):
+    """The client has asked again under the same id, or continues the same response, since then.
+
+    It would take an error for the answer to what it waits for. So it gets none to this request.
+    """
+
+
 def explained(error: ImportError, what: str) -> ImportError:
     """The error for `what`, which cannot be imported: it says if that is for want of POSIX."""
     if error.name not in _POSIX_ONLY:
@@ -254,6 +262,7 @@ class Missing(JournalUnusable):
             f"lines {first} to {last} of a stream are missing: see mcp-streams verify, and restore "
             "a backup"
         )
+        self.first, self.last = first, last
 
 
 class UnsafeFile(StreamsError, OSError):

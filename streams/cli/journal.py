@@ -97,7 +97,7 @@ def copy(
     ----------
     source
         The journal: a file, or the URL of a store. Other users can see a command line: give a URL
-        with a password as MCP_STREAMS_COPY_SOURCE, and the target as a variable, too.
+        with a password as MCP_STREAMS_COPY_SOURCE, and then the target alone as a word.
     target
         The new journal: a new file, or the URL of a store that has no journal there; with a
         password, as MCP_STREAMS_COPY_TARGET.

@@ -66,7 +66,17 @@ def sources(app: App, named: Path | None) -> list[Source]:
     if path is not None and (table := _read(path, must_exist=bool(named or told))) is not None:
         _check(app, table, str(path), ())
         found.append(Dict(table, source=str(path)))
-    return [*BUILT_IN, *found, _note_json]
+    return [_place_word, *BUILT_IN, *found, _note_json]
+
+
+def _place_word(app: App, commands: tuple[str, ...], arguments: Any) -> None:
+    """Let the only word of `copy` be the target where a variable names the source alone."""
+    if commands != ("copy",):
+        return
+    source, target = (arguments.get(name) for name in ("SOURCE", "TARGET"))
+    is_set = [f"{PREFIX}COPY_{each.name}" in os.environ for each in (source, target)]
+    if is_set == [True, False] and not target.tokens:
+        source.tokens, target.tokens = [], source.tokens
 
 
 def _note_json(app: App, commands: tuple[str, ...], arguments: Any) -> None:

@@ -62,6 +62,12 @@ class Owner(Protocol):
     def doubt(self) -> None:
         """The journal may say that we own a stream which is not in memory."""
 
+    async def be_sure(self) -> None:
+        """Wait until it is known which streams are ours: after a pause others may have them.
+
+        Raises `StoreAway` where that cannot be known.
+        """
+
     async def follow(self, record: Record) -> Stream | None:
         """The stream of a record that another replica owns, or that has just become ours.
 
@@ -119,6 +125,7 @@ class Cache:
 
     async def find(self, stream_id: str) -> Stream | None:
         """The stream of this id."""
+        await self._owner.be_sure()
         while True:
             stream = self._streams.get(stream_id)
             if stream is not None:
@@ -137,6 +144,7 @@ class Cache:
         Any other stream stays evicted, and the answer takes as long as for an unknown id, so that
         timing leaks nothing: see `Lookups.principal_of`.
         """
+        await self._owner.be_sure()
         stream = self._streams.get(stream_id)
         if stream is not None and may_have(stream.record.principal):
             self.used(stream)
@@ -154,6 +162,7 @@ class Cache:
         """
         if not self._has_others:
             return None
+        await self._owner.be_sure()
         stream_id = await self._journal.named(name) or ""
         is_theirs = await self._journal.principal_of(stream_id) == principal
         grants = await self._journal.grants(stream_id)
@@ -167,6 +176,7 @@ class Cache:
 
     async def named(self, name: bytes) -> Stream | None:
         """The stream of this name (`Stream.names`), which is a hash of a token or a key."""
+        await self._owner.be_sure()
         stream = self._streams.named(name)
         if stream is None and self._has_others:
             stream_id = await self._journal.named(name, is_secret=True)
@@ -226,7 +236,7 @@ class Cache:
                 stream = await self._load(stream_id)
                 if stream is not None or not self._is_shared:
                     return stream
-                if await self._journal.principal_of(stream_id) is None:
+                if await self._journal.find(stream_id) is None:
                     return None
                 await trio.sleep(PAUSE_S)
         except (Unavailable, trio.Cancelled):  # perhaps after it was taken
@@ -492,7 +502,8 @@ class Cache:
         """
         if self._is_shared:
             now = trio.current_time()
-            if now - self._counted_at.get(principal, -math.inf) > COUNTED_S:
+            is_old = now - self._counted_at.get(principal, -math.inf) > COUNTED_S
+            if is_old or principal not in self._counted:
                 if len(self._counted_at) >= COUNTED_MAX:
                     self._counted_at.clear()
                 self._counted_at[principal] = now

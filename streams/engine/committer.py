@@ -159,8 +159,11 @@ class Committer:
 
     @property
     def why_not(self) -> str:
-        """Why the journal takes nothing now; "" while it takes changes."""
-        trouble = self._trouble or self._journal.shortage
+        """Why the journal takes nothing now; "" while it takes changes.
+
+        A shortage of room is no reason: clients must come in to confirm what they have.
+        """
+        trouble = self._trouble
         return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
 
     def check(self, principal: str | None = None) -> None:

@@ -39,6 +39,7 @@ from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
 from streams.keys import new_request_id
 from streams.limits import MIB
+from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import dialects, extension
 from streams.protocol.clients import ClientInfo
@@ -63,6 +64,8 @@ PING_EVERY_S: Final = 15.0
 YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task for it
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
 BUSY_S: Final = 0.05  # before a journal that could not be read is read again
+# Lines that a store lacks are put back within a lease or two, or become lost for the next owner.
+MISSING_LEASES: Final = 3.0
 LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
 LOOK_OFTEN_S: Final = 0.02  # the same, while another replica waits for the client
 SETTLE_S: Final = 1.0  # after a write before a ping asks about it, so that one ping asks about many
@@ -194,8 +197,12 @@ class Session:
             own = displaced.taken_ids
         return self._taken[request_id] > (request_id in own)
 
-    def cancel_response(self, request_id: RequestId) -> None:
-        """Continue no response to this resume: its client wants it no more."""
+    def cancel_response(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
+        """Continue no response to this resume: its client wants it no more.
+
+        Returns the streams and the names of such responses.
+        """
+        return ()
 
     def has_begun(self, stream: Stream) -> bool:
         """Whether this client began the stream, and may cancel its request over any connection."""
@@ -287,6 +294,7 @@ class Delivery:
         "is_open",
         "is_over",
         "is_wait",
+        "missing",
         "number",
         "position",
         "preamble",
@@ -294,6 +302,7 @@ class Delivery:
         "start",
         "stream",
         "takes_over",
+        "wait_s",
         "waited_s",
         "written",
     )
@@ -310,6 +319,7 @@ class Delivery:
         takes_over: bool = False,
         is_call: bool = False,
         is_wait: bool = False,
+        wait_s: float | None = None,
         granted: Granted | None = None,
     ) -> None:
         """Deliver what follows `after`. With `granted` this continues that response.
@@ -325,6 +335,7 @@ class Delivery:
         self.waited_s = trio.current_time() - connection.asked_at
         self.attached_at = wall() - self.waited_s
         self.position = after
+        self.missing = (-1, 0.0)  # the position behind which lines are missing, and since when
         self.written = after - 1  # becomes `after` once the preamble is written
         self.preamble = preamble
         self.dialects = speaks
@@ -332,6 +343,7 @@ class Delivery:
         self.takes_over = takes_over  # the stream's response is the answer to the resume
         self.is_call = is_call  # it answers a call, and not a resume
         self.is_wait = is_wait  # it answers another call than the stream's: `wait_for_call`
+        self.wait_s = wait_s  # how long the client wants to wait at most
         self.granted = granted  # where the client may resume it by event ids
         self.continues = granted is not None  # it goes on with a response
         self.is_granted = True  # whether `granted` is durable, where there is one
@@ -454,17 +466,19 @@ class Delivery:
 
     def give_way(self, by: Taker) -> None:
         """See `Follower.give_way`."""
-        is_other = by.session != self.reader.name
-        if by.response is not None and self.granted is not None:
-            is_same = not is_other and by.response == self.granted.name
-        else:
-            is_same = not is_other and by.waiting_id == self.waiting_id
-        if is_same:
+        response = None if self.granted is None else self.granted.name
+        if by.is_same(Taker(self.reader.name, self.waiting_id, response)):
             self.drop()
             return
-        if self.granted is not None and is_other:
-            self.granted.ended = "superseded"  # else the client would resume and displace in turn
+        if by.session != self.reader.name:
+            self.end_response("superseded")  # else the client would resume and displace in turn
         self.end("superseded")
+
+    def end_response(self, why: str) -> None:
+        """The client must not continue the HTTP response that this is, if it is one."""
+        if self.granted is not None:
+            self.granted.ended = why
+            self.stream.end_response(self.reader.name, self.granted.name, why)
 
     def end(self, reason: str) -> None:
         """Detach from the stream and tell the client why: `superseded` or `released`."""
@@ -487,6 +501,9 @@ class Delivery:
 
     def fail(self, refused: Refusal) -> None:
         """See `Follower.fail`."""
+        is_page = self.is_call and self.stream.state.is_paged and self.reply_id is not None
+        if is_page and not self.is_open:
+            refused = refusal("invalid_token")  # of a page; another replica knew that it is gone
         self._close(messages.error(self.waiting_id, refused))
 
     def wake(self) -> None:
@@ -871,8 +888,9 @@ class Connection:
         if delivery.is_over or delivery.is_held or not delivery.may_open:
             return
         stop = delivery.stop
-        if stop is not None:
-            runs = [run.until(stop) for run in runs if run.seq <= stop]
+        until = delivery.stream.known_last if stop is None else stop
+        if runs and runs[-1].last > until:
+            runs = [run.until(until) for run in runs if run.seq <= until]
         if runs and delivery.may_lose_progress:
             runs = self.separation.hold(delivery, runs, is_last=runs[-1].last == stop)
         if not delivery.is_open:
@@ -882,7 +900,7 @@ class Connection:
             response = self._hand_over(delivery, runs, stop, write)
         if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
-        elif delivery.position < state.durable and not delivery.is_held:
+        elif delivery.position < min(state.durable, until) and not delivery.is_held:
             self.ready[delivery] = None
 
     async def _read_runs(self, delivery: Delivery, share: int) -> Sequence[Run]:
@@ -913,7 +931,8 @@ class Connection:
         """Lines are missing. In a shared journal another client of the stream may have acked them,
         or the store has lost them, or its owner is about to put them back.
 
-        Raises `Unavailable`, so that the delivery goes on later, unless it was ended.
+        Raises `Unavailable`, so that the delivery goes on later, unless it was ended. Lines that
+        stay missing were deleted in the store by hand.
         """
         if not self._journal.replica:
             raise gap
@@ -927,6 +946,12 @@ class Connection:
             return
         if record is None:  # another replica has it now, and has forgotten it
             delivery.hang_up()
+        elif delivery.missing[0] != position:
+            delivery.missing = position, trio.current_time()
+        elif trio.current_time() - delivery.missing[1] > MISSING_LEASES * self._journal.lease_s:
+            log.warning("the store lacks lines", stream=record.stream[:8], why=str(gap))
+            _tell_gap(delivery, gap.last + 1)
+            return
         raise Unavailable(str(gap)) from gap
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:

@@ -214,7 +214,7 @@ class Engine:
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check(principal)
-        if self._replicas is not None and self._replicas.is_late:
+        if self._replicas is not None and self._replicas.leases.is_late:
             # Another replica may be about to claim, and would end the call as interrupted.
             raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(
                 "This server waits for the store of its journal: try again later."
@@ -336,7 +336,7 @@ class Engine:
         """Send a notification to all clients that have initialized, at all replicas."""
         self.tell_here(notice)
         if self._replicas is not None:
-            self._replicas.notify(notice)
+            self._replicas.outbox.notify(notice)
 
     def tell_here(self, notice: Notice) -> None:
         """As `tell_all`, to the clients of this replica."""
@@ -451,7 +451,7 @@ class Engine:
         """Why this process should get no new connections now; "" where it should."""
         if self._is_closing:
             return "it is shutting down"
-        if self._replicas is not None and self._replicas.is_late:
+        if self._replicas is not None and self._replicas.leases.is_late:
             return "the store of the journal does not answer"
         return self._committer.why_not
 
@@ -476,7 +476,7 @@ class Engine:
         """`notifications/cancelled`. Over HTTP another replica may have the request."""
         is_here = self.operations.cancel(session, request_id, detaches=detaches)
         if not is_here and self._replicas is not None and isinstance(session, HttpSession):
-            self._replicas.broadcast(Cancelled(session.key, request_id, reason))
+            self._replicas.outbox.broadcast(Cancelled(session.key, request_id, reason))
 
     async def handed_on(self) -> None:
         """Wait until a message of a client cannot get lost on the way to another replica.
@@ -484,7 +484,7 @@ class Engine:
         Raises `Unavailable`.
         """
         if self._replicas is not None:
-            await self._replicas.sent()
+            await self._replicas.outbox.sent()
 
     def cancel_here(self, cancelled: Cancelled) -> None:
         """The client of a session has cancelled a request at another replica."""

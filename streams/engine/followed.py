@@ -43,6 +43,7 @@ class FollowedStream(Stream):
         "_asked_up_to",
         "_home",
         "_is_moved",
+        "_is_taken",
         "_reported",
         "_unheard",
         "is_refreshing",
@@ -82,6 +83,7 @@ class FollowedStream(Stream):
         self._asked_up_to = record.last_request  # questions up to this seq are known by the view
         self._reported = 0  # bytes that the owner was told to be handed
         self._unheard = 0  # deliveries of which the owner may not have heard yet
+        self._is_taken = False  # at another replica
         self._is_moved = False  # whether the owner will be told of a new position
 
     # From the owner
@@ -98,10 +100,12 @@ class FollowedStream(Stream):
             self.delivery.wake()
 
     def view(self, view: posts.View, sender: str) -> None:
-        """Take over what the owner, which is this replica, has told."""
+        """Take over what the owner, the replica `sender`, has told."""
         state = self.state
         self.seen = posts.Seen(sender, view.at)
         state.last = state.durable = max(state.durable, view.durable)
+        if view.outcome.is_tombstone:  # its record may not say so yet
+            state.outcome = view.outcome
         state.learn(view.delivered, view.handed)
         if self.delivery is None:
             # A client may have confirmed more here, which did not count: it was displaced.
@@ -110,8 +114,10 @@ class FollowedStream(Stream):
             state.idle_since = trio.current_time() - view.idle_s
         self.asked = max(self.asked, view.asked)
         self.is_reachable, self.is_findable = view.is_reachable, view.is_findable
-        self.is_left, self.stays = view.is_left, view.stays
+        self.is_left, self.stays, self._is_taken = view.is_left, view.stays, view.is_taken
         self.latest_progress = view.latest_progress
+        for session, response, why in view.ended_responses:
+            super().end_response(session, response, why)
         known = {each: Question(seq, line) for each, (seq, line) in view.questions.items()}
         for request_id in [each for each in state.questions if each not in known]:
             if state.questions[request_id].seq <= self._asked_up_to:
@@ -169,6 +175,11 @@ class FollowedStream(Stream):
             self._home.introduce(self)
 
     @property
+    def known_last(self) -> int:
+        """See `Stream.known_last`. The owner may have appended more since the record was read."""
+        return self.record.last
+
+    @property
     def is_introduced(self) -> bool:
         """See `Stream.is_introduced`.
 
@@ -202,6 +213,7 @@ class FollowedStream(Stream):
             at=delivery.attached_at,
             is_again=is_again,
             only_waits=delivery.only_waits,
+            wait_s=delivery.wait_s,
             waited_s=delivery.waited_s,
             seen=self.seen,
         )
@@ -282,6 +294,11 @@ class FollowedStream(Stream):
         self._post(posts.Answered(messages.answer(message), session))
         return True
 
+    def end_response(self, session: str, response: str, why: str) -> None:
+        """See `Stream.end_response`."""
+        super().end_response(session, response, why)
+        self._post(posts.ResponseEnded(session, response, why))
+
     def leave(self) -> None:
         """See `Stream.leave`."""
         super().leave()
@@ -292,10 +309,15 @@ class FollowedStream(Stream):
         super().touch()
         self._post(posts.Touched())
 
-    def await_again(self) -> None:
+    def await_again(self, short_name: str) -> None:
         """See `Stream.await_again`."""
-        super().await_again()
-        self._post(posts.Awaited())
+        super().await_again(short_name)
+        self._post(posts.Awaited(short_name))
+
+    @property
+    def is_taken(self) -> bool:
+        """See `Stream.is_taken`."""
+        return self._is_taken if self.delivery is None else super().is_taken
 
     def tell_page(self, seq: int) -> str:
         """See `Stream.tell_page`."""
@@ -309,7 +331,8 @@ class FollowedStream(Stream):
 
     def stop(self, *, is_dropped: bool = False) -> None:
         """The client wants the call no more."""
-        self._post(posts.Stopped(is_dropped))
+        number = 0 if self.delivery is None else self.delivery.number
+        self._post(posts.Stopped(is_dropped, number))
 
     async def flush(self) -> None:
         """Nothing waits here: what the owner has sent is durable before it is known here."""

@@ -340,12 +340,25 @@ class StreamState:
         """
         if not self.delivered < seq <= (self.durable if self.position is None else self.position):
             return False
+        if seq > self.handed:
+            self._skip(seq)
         self.delivered = seq
-        self.handed = max(self.handed, seq)
         while self._marks and self._marks[0][0] <= seq:
             self._bytes_delivered = self._marks.popleft()[1]
         del self.pages[: bisect_right(self.pages, seq)]
         return True
+
+    def _skip(self, seq: int) -> None:
+        """Count lines as handed that were not: a store has lost them, and the client knows.
+
+        Their share of the unsent bytes is estimated.
+        """
+        first = max(self.handed, self._restored)
+        if seq > first:
+            unsent = self._bytes_numbered - self._bytes_handed
+            self._bytes_handed += unsent * (seq - first) // (self.last - first)
+            self._marks.append((seq, self._bytes_handed))
+        self.handed = seq
 
     @property
     def bytes_handed(self) -> int:

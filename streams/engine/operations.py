@@ -27,6 +27,7 @@ from streams.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     Missing,
+    Overtaken,
     Refusal,
     StoreAway,
     refusal,
@@ -208,17 +209,20 @@ class Operations:
         reply_id: RequestId,
         token: ProgressToken | None,
         is_wait: bool,
+        short_name: str = "",
+        wait_s: float | None = None,
     ) -> None:
         """Deliver a call, from what no client was sent, to a client that waits for it again.
 
         Of the progress before this, only the latest is delivered, under this client's `token`. An
         ended call delivers its response, however often that was delivered. With `is_wait` the
         request is another call, and to cancel it does not cancel this one. The newest delivery
-        wins. Raises `Refusal` where nothing is left to deliver.
+        wins. The client has found the call by its `short_name`, and waits for `wait_s` at most.
+        Raises `Refusal` where nothing is left to deliver.
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
-        stream.await_again()
+        stream.await_again(short_name)
         stream.leave()  # no more progress is numbered under the token of another client
         try:
             missed, after = await self._missed(stream)
@@ -254,6 +258,7 @@ class Operations:
                 takes_over=True,
                 is_call=True,
                 is_wait=is_wait,
+                wait_s=wait_s,
             )
         )
 
@@ -354,8 +359,8 @@ class Operations:
         session, stream, granted = connection.session, self._stream_of(event), event.granted
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
-        if granted.ended:
-            raise refusal(granted.ended)
+        if why := granted.ended or stream.why_ended(session.name, granted.name):
+            raise refusal(why)
         _check_cursor(stream, event.seq)
         self._displace(
             stream, connection, Taker(session.name, self.request_id(event), granted.name)
@@ -380,12 +385,16 @@ class Operations:
         """End the attached delivery, whether its connection lives or not: the newest wins.
 
         A request may have waited for the owner of the stream while its client has gone, and has
-        come back over another connection. Then this one must not displace that. Raises `Refusal`.
+        come back over another connection. Then this one must not displace that. Raises `Refusal`,
+        and `Overtaken` where that client must not get an error.
         """
         if not by.channel.is_writable():
             raise Refusal(INTERNAL_ERROR, "The connection is gone.")
         if (current := stream.delivery) is not None and self._is_late(by, current, stream):
-            raise refusal("superseded")
+            refused = refusal("superseded")
+            if taker.is_same(current.taker):
+                raise Overtaken(refused.code, refused.message, refused.data)
+            raise refused
         if (displaced := stream.displace()) is not None:
             displaced.give_way(taker)
 
@@ -432,7 +441,9 @@ class Operations:
         stream = self._stream_of(event)
         if event.seq > stream.state.durable:
             raise refusal("cursor_ahead", lastSeq=stream.state.durable)
-        if event.is_end or event.granted.ended == "cancelled":
+        granted = event.granted
+        why = granted.ended or stream.why_ended(session.name, granted.name)
+        if event.is_end or why == "cancelled":
             return False
         stop = event.granted.stop or stream.state.answer_after(event.granted.start)
         if stream.state.is_tombstone or stop is None or event.seq < stop:
@@ -604,8 +615,7 @@ class Operations:
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:
-                if delivery.granted is not None:
-                    delivery.granted.ended = "cancelled"
+                delivery.end_response("cancelled")
                 is_stopped, stream = delivery.stands_for_call, delivery.stream
                 if is_stopped and stream.record.max_s and detaches(stream):
                     stream.leave()
@@ -616,7 +626,9 @@ class Operations:
                 return True
         # A newer resume of this client may have displaced the delivery before the cancel came. The
         # client may continue the older response all the same, which would displace the newer one.
-        session.cancel_response(request_id)
+        for stream_id, response in session.cancel_response(request_id):
+            if (older := self._streams.here(stream_id)) is not None:
+                older.end_response(session.name, response, "cancelled")
         # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:
@@ -640,8 +652,7 @@ class Operations:
             return
         stream.leave()
         if isinstance(delivery := stream.delivery, Delivery):
-            if delivery.granted is not None:
-                delivery.granted.ended = "cancelled"
+            delivery.end_response("cancelled")
             delivery.drop()
 
 

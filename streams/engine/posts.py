@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from streams.errors import Refusal
+from streams.journal.records import Outcome
 from streams.messages import RequestId
 
 
@@ -20,6 +21,12 @@ class Taker(msgspec.Struct, frozen=True):
     session: str  # the name of its session, see `Session.name`
     waiting_id: RequestId  # of the request that the delivery answers
     response: str | None = None  # the name of the grant by which it continues a response
+
+    def is_same(self, other: "Taker") -> bool:
+        """Whether both continue one response, or answer one request id of one client."""
+        if self.response is not None and other.response is not None:
+            return (self.session, self.response) == (other.session, other.response)
+        return (self.session, self.waiting_id) == (other.session, other.waiting_id)
 
 
 class _Post(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -63,6 +70,7 @@ class Attach(_Post, frozen=True):
     waited_s: float = 0.0  # how long its client's request had waited until it was attached
     only_waits: bool = False  # its client cannot come back
     seen: Seen | None = None  # what its replica knew of the stream
+    wait_s: float | None = None  # how long its client wants to wait at most
 
 
 class Moved(_Post, frozen=True):
@@ -113,9 +121,14 @@ class Answered(_Post, frozen=True):
 
 
 class Stopped(_Post, frozen=True):
-    """The client wants the call no more: it is cancelled, or with `is_dropped` nothing is kept."""
+    """The client wants the call no more: it is cancelled, or with `is_dropped` nothing is kept.
+
+    `number` is that of the client's delivery. If another one has displaced it meanwhile, the client
+    has no say in the call. 0: the client began the call.
+    """
 
     is_dropped: bool = False
+    number: int = 0
 
 
 class Touched(_Post, frozen=True):
@@ -127,7 +140,17 @@ class Leave(_Post, frozen=True):
 
 
 class Awaited(_Post, frozen=True):
-    """A client waits for a call by `Operations.join`: see `Stream.is_findable` and `stays`."""
+    """A client waits for a call by `Operations.join`: see `Stream.await_again`."""
+
+    short_name: str = ""
+
+
+class ResponseEnded(_Post, frozen=True):
+    """See `Stream.end_response`."""
+
+    session: str
+    response: str
+    why: str
 
 
 class Token(_Post, frozen=True):
@@ -154,6 +177,7 @@ ToOwner = (
     | Touched
     | Leave
     | Awaited
+    | ResponseEnded
     | Token
     | Told
 )
@@ -170,6 +194,7 @@ class View(_Post, frozen=True):
     delivered: int = 0
     handed: int = 0
     durable: int = 0
+    outcome: Outcome = Outcome.LIVE
     idle_s: float | None = None  # since it was attached last; None while it is
     asked: int = 0
     is_reachable: bool = True
@@ -179,6 +204,8 @@ class View(_Post, frozen=True):
     latest_progress: bytes = b""
     at: float = 0.0  # when it was so, see `Seen`
     questions: dict[str, tuple[int, bytes]] = {}  # open requests: the seqs and lines, by ids
+    is_taken: bool = False  # see `Stream.is_taken`
+    ended_responses: list[tuple[str, str, str]] = []  # see `Stream.end_response`
 
 
 class Ended(_Post, frozen=True):

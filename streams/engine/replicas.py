@@ -1,21 +1,18 @@
 """This process as one of several replicas, which share a journal.
 
 Each stream has one owner, which runs its handler. The other replicas follow it for the clients that
-are attached to them (`streams.engine.followed`). This module does what that takes: it renews the
-lease of this replica and watches those of the others, takes over the streams of one that is gone,
-receives the news of the journal, and sends and handles the posts between replicas.
+are attached to them (`streams.engine.followed`). This module does what that takes: it takes over
+the streams of a replica that is gone (`streams.engine.leases` tells), receives the news of the
+journal, and handles the posts between replicas (`streams.engine.outbox` sends them).
 
-An owner sees a client that is attached at another replica as a `RemoteFollower`.
+An owner sees a client that is attached at another replica as a `streams.engine.remote`.
 
-A lease needs no clock that replicas share. Each replica counts up. It is gone if its count has not
-changed for `lease_s`, measured by a replica that could use the store all that time.
-
-It is one file because leases, take-overs, news and posts change the same tables of streams.
+It is one file because take-overs, news and posts change the same tables of streams.
 """
 
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -24,14 +21,15 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.clock import backoff_s
 from streams.engine import posts
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
+from streams.engine.leases import Leases
 from streams.engine.lifecycle import LIVE
-from streams.engine.notices import NOTICES_MAX
-from streams.engine.posts import Taker, ToOwner, ToReplica
+from streams.engine.outbox import Outbox
+from streams.engine.posts import ToOwner, ToReplica
+from streams.engine.remote import RemoteFollower, RemoteReader, follower_at, moved, view_of
 from streams.engine.retry import patiently
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
@@ -42,17 +40,6 @@ from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
 
-# How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
-BEATS: Final = 16
-BEAT_MIN_S: Final = 0.01
-# Parts of the lease without the store, after which balancers are told to send no new connections,
-# and after which all connections are closed. A balancer needs some time to go elsewhere.
-LATE: Final = 0.5
-CUT_OFF: Final = 0.75
-# A post is sent again after this time where the journal takes nothing.
-RETRY_FIRST_S: Final = 0.02
-RETRY_LAST_S: Final = 0.2
-SENT_S: Final = 5.0  # how long a client waits until the journal has what it has told
 # How often the owner of a stream is asked how it is, each half a lease, until that is given up. Two
 # leases pass if the owner dies, and the replica that claims its streams as well.
 LOOKS: Final = 5
@@ -63,84 +50,11 @@ LOOKED_UP_AT_ONCE: Final = 200  # records of streams
 _T = TypeVar("_T")
 
 
-class RemoteReader:
-    """The client of a delivery at another replica."""
-
-    def __init__(self, replica: str, attach: posts.Attach) -> None:
-        self.name = attach.taker.session
-        self.level = attach.level
-        self.confirms = attach.confirms
-        self.place = replica, attach.number  # where its delivery is
-
-
-class RemoteFollower:
-    """A delivery at another replica: the `Follower` of a stream that is owned here."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        replica: str,
-        attach: posts.Attach,
-        asked_at: float | None,
-        tell: "Tell",
-    ) -> None:
-        self.number = 0
-        self.asked_at = asked_at
-        self.attached_at = attach.at
-        self.waited_s = attach.waited_s
-        self.is_again = attach.is_again
-        self.replica = replica
-        self.start = attach.start
-        self.position = attach.position
-        self.written = attach.position - 1
-        self.reply_id = attach.reply_id
-        self.taker = attach.taker
-        self.only_waits = attach.only_waits
-        self.number_there = attach.number
-        self.reader = RemoteReader(replica, attach)
-        self._stream = stream
-        self._tell = tell
-
-    def wake(self) -> None:
-        """The replica hears of it from the journal."""
-
-    def give_way(self, by: Taker) -> None:
-        """See `Follower.give_way`."""
-        self._end(posts.Ended(self.number_there, superseded_by=by))
-
-    def hang_up(self) -> None:
-        """See `Follower.hang_up`: the replica tells its client as soon as it knows the owner."""
-
-    def drop(self) -> None:
-        """See `Follower.drop`."""
-        self._end(posts.Ended(self.number_there))
-
-    def answer(self, line: bytes) -> None:
-        """See `Follower.answer`."""
-        self._end(posts.Ended(self.number_there, answer=line))
-
-    def fail(self, refused: Refusal) -> None:
-        """See `Follower.fail`."""
-        self._end(posts.Ended(self.number_there, error=posts.error_of(refused)))
-
-    def let_go(self) -> bool:
-        """See `Follower.let_go`. The other replica alone knows whether its client can resume."""
-        self._tell(self.replica, self._stream.id, posts.Ended(self.number_there, is_released=True))
-        return True
-
-    def _end(self, post: posts.Ended) -> None:
-        self._tell(self.replica, self._stream.id, post)
-        self._stream.detach(self)
-
-
 class _Looking(msgspec.Struct):
     """A question to the owner of a stream, which waits for its answer."""
 
     stream: FollowedStream
     answer: trio.MemorySendChannel[posts.View]
-
-
-Tell = Callable[[str, str, ToReplica], None]  # to a replica, about a stream
 
 
 class Engine(Protocol):
@@ -175,7 +89,6 @@ class Replicas:
         engine: Engine,
     ) -> None:
         self._journal = journal
-        self._name = journal.replica
         self._streams = streams
         self._committer = committer
         self._keyring = keyring
@@ -188,44 +101,28 @@ class Replicas:
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
-        # Posts with their numbers, by the places that are sent to now.
-        self._unsent: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
-        self._outbox, self._posts = trio.open_memory_channel[tuple[int, str, str, bytes]](math.inf)
-        self._sending: dict[int, None] = {}  # the numbers of posts that the journal does not have
-        self._has_sent = trio.lowlevel.ParkingLot()
-        self._notices: dict[str | int, posts.Notice] = {}  # by their keys, or else by a number
-        self._has_notices = trio.Event()
         self._claims: dict[str, None] = {"": None}  # owners whose streams are free
         self._has_claims = trio.Event()
         self._has_claims.set()
         self._has_doubts = trio.Event()  # about which streams this replica owns
-        self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
-        self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
-        self._names = {journal.replica}  # that this replica has had
-        self._renewed_at = trio.current_time()
-        self.is_late = self._is_cut_off = self._is_leaving = False
+        self.leases = Leases(journal, committer, self)
+        self.outbox = Outbox(journal, self._handle_own)
         self._nursery: trio.Nursery
         streams.replicas = self
         streams.sessions.tell_others = self._tell_of_session
-        streams.sessions.on_listening = lambda key, at: self.broadcast(posts.Listening(key, at))
-        streams.sessions.count_replicas = lambda: self.lives
+        streams.sessions.on_listening = self._tell_of_listening
+        streams.sessions.count_replicas = lambda: self.leases.lives
         committer.on_refused = self.refused
-
-    @property
-    def lives(self) -> int:
-        """How many replicas live, this one included."""
-        return 1 + len(self._seen)
 
     async def run(self) -> None:
         """Live as a replica, for ever."""
         async with trio.open_nursery() as self._nursery:
             for task in (
-                self._beat,
-                self._send_posts,
+                self.leases.run,
+                self.outbox.run,
                 self._listen,
                 self._claim_free,
                 self._clear_doubts,
-                self._send_notices,
             ):
                 self._nursery.start_soon(task)
 
@@ -234,9 +131,9 @@ class Replicas:
 
         From then on this replica renews no lease: what it cannot give up, others claim then.
         """
-        if self._is_leaving:
+        if self.leases.is_leaving:
             return
-        self._is_leaving = self._streams.cache.is_leaving = True
+        self.leases.is_leaving = self._streams.cache.is_leaving = True
         try:
             await self._journal.release()
         except Unavailable as trouble:  # they wait for the end of the lease
@@ -244,95 +141,19 @@ class Replicas:
 
     # Leases
 
-    async def _beat(self) -> None:
-        """Renew the lease, and look at those of the others, for ever."""
-        while not self._is_leaving:
-            senders = frozenset(self._unseen)
-            try:
-                with trio.fail_at(self._patient_until()):
-                    counts = await self._journal.renew()
-            except (Unavailable, trio.TooSlowError) as trouble:
-                self._missed_beat(trouble)
-            else:
-                # An answer that tells of the claim may have been lost: the new name tells as well.
-                if counts is None or self._journal.replica != self._name:
-                    self._lose_all()
-                else:
-                    self._look_at(counts, senders)
-            self._look_after_followed()
-            await trio.sleep_until(self._next_beat_at())
-
-    @property
-    def _reached_at(self) -> float:
-        """When this replica has reached the store last.
-
-        A renewal may take long on a machine that is too busy. Clients that are sent away come back
-        at once, and make it busier.
-        """
-        return max(self._renewed_at, self._committer.committed_at)
-
-    def _patient_until(self) -> float:
-        """Until when a renewal may take: then this replica is late, or its clients leave."""
-        now, lease_s = trio.current_time(), self._journal.lease_s
-        marks = (self._reached_at + part * lease_s for part in (LATE, CUT_OFF))
-        return min((at for at in marks if at > now), default=now + lease_s / 2)
-
-    def _next_beat_at(self) -> float:
-        """When to look at the leases next: soon, and when the first of them ends."""
-        now, lease_s = trio.current_time(), self._journal.lease_s
-        ends = (since + lease_s for _, since in self._seen.values())
-        return max(now + BEAT_MIN_S, min([now + lease_s / BEATS, *ends]))
-
-    def _missed_beat(self, trouble: Exception) -> None:
-        """The store does not answer. Others may take over, so clients go there in time."""
-        late_s = trio.current_time() - self._reached_at
-        self.is_late = late_s >= LATE * self._journal.lease_s
-        if self._is_cut_off or late_s < CUT_OFF * self._journal.lease_s:
-            return
-        self._is_cut_off = True
-        if self._seen:
-            log.warning(
-                "the lease of this replica ends: its clients go elsewhere", why=str(trouble)
-            )
-            self._engine.hang_up_all()
-
-    def _look_at(self, counts: Mapping[str, int], senders: frozenset[str]) -> None:
-        """Look at the counts of all replicas. `senders` have sent posts before these were taken."""
-        now, lease_s = trio.current_time(), self._journal.lease_s
-        # Where this replica itself has stood still, the others did not.
-        if now - self._renewed_at > lease_s / 2:
-            self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
-        self._renewed_at, self.is_late, self._is_cut_off = now, False, False
-        ours = self._journal.replica
-        for replica, count in counts.items():
-            was, since = self._seen.get(replica, (None, now))
-            if replica == ours:
-                continue
-            if count < 0 or (count == was and now - since >= lease_s):
-                self._seen.pop(replica, None)
-                self._gone(replica)
-            elif count != was:
-                self._seen[replica] = count, now
-        for replica in sorted((self._seen.keys() | senders) - counts.keys()):
-            self._seen.pop(replica, None)
-            self._gone(replica)
-        self._unseen -= senders
-        self._engine.share(self.lives)
-
-    def _gone(self, replica: str) -> None:
-        """A replica is gone: its clients are detached, and its streams are free."""
+    def gone(self, replica: str) -> None:
+        """See `LeaseListener.gone`. Its clients are detached, and its streams are claimed."""
         for stream in self._streams.index:
             follower = stream.delivery
             if isinstance(follower, RemoteFollower) and follower.replica == replica:
                 stream.detach(follower)
         self._claim(replica)
 
-    def _lose_all(self) -> None:
-        """All streams of this replica were taken over by others."""
-        self._name = self._journal.replica
-        lost = [each for each in self._streams.index if each.record.owner != self._name]
+    def lost_all(self) -> None:
+        """See `LeaseListener.lost_all`."""
+        name = self._journal.replica
+        lost = [each for each in self._streams.index if each.record.owner != name]
         log.warning("other replicas have taken over all calls of this one", calls=len(lost))
-        self._names.add(self._journal.replica)
         for stream in lost:
             self._streams.lose(stream)
         # Owners have detached what was attached here under the former name.
@@ -342,10 +163,16 @@ class Replicas:
         for number, look in self._looks.items():
             look.stream.look(number)  # the answer would go to the former name
         self._engine.hang_up_all()
-        self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
-        self._seen.clear()
 
-    def _look_after_followed(self) -> None:
+    def cut_off(self) -> None:
+        """See `LeaseListener.cut_off`."""
+        self._engine.hang_up_all()
+
+    def counted(self, replicas: int) -> None:
+        """See `LeaseListener.counted`."""
+        self._engine.share(replicas)
+
+    def beaten(self) -> None:
         """Follow no stream any more that no client is attached to; read the others now and then.
 
         So news that were lost, for whatever reason, delay a message for one lease at most.
@@ -384,7 +211,7 @@ class Replicas:
         while True:
             await self._has_claims.wait()
             self._has_claims = trio.Event()
-            while self._claims and not self._is_leaving:
+            while self._claims and not self.leases.is_leaving:
                 owner = next(iter(self._claims))
                 del self._claims[owner]  # first: what is free from now on is claimed once more
                 claim = partial(self._journal.claim, owner)
@@ -454,7 +281,7 @@ class Replicas:
         self._adopted[record.stream] = trio.current_time()
         for number, look in self._looks.items():
             if look.stream.id == record.stream:
-                look.answer.send_nowait(_view(held, number))
+                look.answer.send_nowait(view_of(held, number))
         return held
 
     def _bring_here(self, stream: Stream) -> None:
@@ -563,7 +390,7 @@ class Replicas:
 
     async def _own(self, stream_id: str) -> None:
         """Own a stream that has no owner, for the client that is attached to it here."""
-        if self._is_leaving:
+        if self.leases.is_leaving:
             return
         record = await patiently(partial(self._journal.take, stream_id))
         if record is not None and record.owner == self._journal.replica:
@@ -618,7 +445,7 @@ class Replicas:
         if stream is not None:
             self._asked(stream, post.sender, body)
         elif isinstance(body, posts.Look):
-            self._tell(post.sender, post.stream, posts.View(body.request, is_known=False))
+            self.outbox.tell(post.sender, post.stream, posts.View(body.request, is_known=False))
         else:
             self._nursery.start_soon(self._pass_on, post, body)
 
@@ -636,15 +463,12 @@ class Replicas:
         """Another replica tells what its client does."""
         match post:
             case posts.Look():
-                self._tell(sender, stream.id, _view(stream, post.request))
+                self.outbox.tell(sender, stream.id, view_of(stream, post.request))
             case posts.Attach():
                 self._attach(stream, sender, post)
             case posts.Moved() | posts.Left():
-                follower = stream.delivery
-                if isinstance(follower, RemoteFollower) and (
-                    follower.replica == sender and follower.number_there == post.number
-                ):
-                    _moved(stream, follower, post)
+                if (follower := follower_at(stream, sender, post.number)) is not None:
+                    moved(stream, follower, post)
             case posts.Delivered() if not self._counts(stream, sender, post):
                 log.info("an older delivery's proof was dropped", stream=stream.id[:8])
             case posts.Delivered() if stream.state.is_paged:
@@ -660,7 +484,7 @@ class Replicas:
             case posts.Told():
                 stream.is_reachable = True
             case _:
-                self._does(stream, post)
+                self._does(stream, sender, post)
 
     def _counts(self, stream: Stream, sender: str, post: posts.Delivered) -> bool:
         """Whether what was delivered at another replica moves the delivered mark.
@@ -673,50 +497,58 @@ class Replicas:
         if isinstance(reader, RemoteReader):
             return reader.place == (sender, post.number)
         # It was sent to the former owner, and the delivery is here: see `_bring_here`.
-        return sender in self._names and post.number == stream.newest
+        return sender in self.leases.names and post.number == stream.newest
 
-    def _does(self, stream: Stream, post: ToOwner) -> None:
+    def _does(self, stream: Stream, sender: str, post: ToOwner) -> None:
         """A client does something with the call itself."""
         match post:
             case posts.Answered():
                 self._streams.answer(stream, messages.parse(post.line), post.session)
+            case posts.Stopped() if post.number and not follower_at(stream, sender, post.number):
+                log.info("the cancel of a displaced client was dropped", stream=stream.id[:8])
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():
                 self._streams.cancel(stream)
             case posts.Leave():
                 stream.leave()
+            case posts.ResponseEnded():
+                stream.end_response(post.session, post.response, post.why)
             case posts.Awaited():
-                stream.await_again()
+                stream.await_again(post.short_name)
 
     def _attach(self, stream: Stream, sender: str, post: posts.Attach) -> None:
-        follower = stream.delivery
-        is_here = isinstance(follower, RemoteFollower) and (
-            follower.replica == sender and follower.number_there == post.number
-        )
-        if sender in self._names:
-            return  # it was sent to the former owner, and the delivery is attached by `_move`
-        if sender not in self._seen:
-            self._unseen.add(sender)
+        if sender in self.leases.names:
+            return  # it was sent to the former owner, and the delivery is here: see `_bring_here`
+        follower, attached = stream.delivery, follower_at(stream, sender, post.number)
+        self.leases.heard_of(sender)
         if stream.state.is_tombstone:
             error = posts.error_of(refusal(stream.state.outcome.value))
-            self._tell(sender, stream.id, posts.Ended(post.number, error=error))
-        elif is_here:
-            assert isinstance(follower, RemoteFollower)
-            follower.reader.level = post.level
-            stream.attach(follower)
+            self.outbox.tell(sender, stream.id, posts.Ended(post.number, error=error))
+        elif attached is not None:
+            attached.reader.level = post.level
+            stream.attach(attached)
         elif follower is not None and self._is_late(post, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
-            self._tell(sender, stream.id, ended)
+            self.outbox.tell(sender, stream.id, ended)
         elif follower is not None and self._is_over(post, follower, stream):
             pass  # the journal has given it all that it waits for
         elif post.is_new:
-            displaced = stream.displace()
-            if displaced is not None:
-                displaced.give_way(post.taker)
+            self._make_way(stream, post)
             asked_at = self._asked_at(post)
-            stream.attach(RemoteFollower(stream, sender, post, asked_at, self._tell))
+            stream.attach(RemoteFollower(stream, sender, post, asked_at, self.outbox.tell))
         # Else it was displaced while its peer was silent, and was told so.
+
+    def _make_way(self, stream: Stream, post: posts.Attach) -> None:
+        """Displace the attached delivery for a new one."""
+        both_wait = stream.delivery is not None and _both_wait(post, stream.delivery)
+        if both_wait and stream.on_displace is not None:
+            stream.on_displace(stream)  # an interim answer for the one that is displaced
+        displaced = stream.displace()
+        if both_wait and stream.state.is_ended and isinstance(displaced, RemoteFollower):
+            return  # the journal gives its client the response, too
+        if displaced is not None:
+            displaced.give_way(post.taker)
 
     def is_in_order(self, stream_id: str, waited_s: float) -> bool:
         """Whether a request for a stream, which has waited so long, is newer than all before it.
@@ -735,6 +567,8 @@ class Replicas:
         asked_at = self._asked_at(post)
         if asked_at is not None and asked_at < (follower.asked_at or 0.0):
             return True  # whatever the clocks say
+        if _both_wait(post, follower) and not post.is_again:
+            return False  # for the same, in whatever order
         is_older = post.at < follower.attached_at
         if post.is_again:
             return is_older or not (isinstance(follower, RemoteFollower) and follower.is_again)
@@ -767,7 +601,7 @@ class Replicas:
         if isinstance(error, _MENDABLE):
             log.warning("the store has lost changes of a stream", stream=stream_id[:8])
             return (stream.restoration(),)
-        if not self._is_leaving:
+        if not self.leases.is_leaving:
             log.warning("another replica has taken over a call of this one", stream=stream_id[:8])
         self._streams.lose(stream)
         return ()
@@ -852,104 +686,24 @@ class Replicas:
         await self._streams.sessions.refresh_doubtful()  # some have subscribed elsewhere
         self._engine.tell_here(notice)
 
-    # Sending
+    async def be_sure(self) -> None:
+        """See `Owner.be_sure`."""
+        await self.leases.be_sure()
 
     def post(self, stream: str, post: ToOwner) -> None:
         """See `Home.post`."""
-        self._send("", stream, post)
-
-    def _tell(self, replica: str, stream: str, post: ToReplica) -> None:
-        self._send(replica, stream, post)
-
-    def broadcast(self, post: ToReplica) -> None:
-        """Tell all other replicas."""
-        self._send(_ALL, "", post)
-
-    def notify(self, notice: posts.Notice) -> None:
-        """Send a notification to the clients of all other replicas.
-
-        While the store is away, the latest of each key waits, and the oldest are dropped.
-        """
-        name = next(self._numbers) if notice.key is None else notice.key
-        self._notices.pop(name, None)
-        self._notices[name] = notice
-        if len(self._notices) > NOTICES_MAX:
-            del self._notices[next(iter(self._notices))]
-        self._has_notices.set()
-
-    async def _send_notices(self) -> None:
-        while True:
-            await self._has_notices.wait()
-            self._has_notices = trio.Event()
-            bodies = [posts.encode(each) for each in self._notices.values()]
-            self._notices.clear()
-            await self._send_to(_ALL, "", bodies)
+        self.outbox.post(stream, post)
 
     async def _tell_of_session(self, key: str, is_over: bool) -> None:
-        """Tell all replicas, also if the client does not wait for it."""
-        is_told = trio.Event()
+        await self.outbox.broadcast_surely(posts.SessionChanged(key, is_over))
 
-        async def tell() -> None:
-            await self._send_to(_ALL, "", [posts.encode(posts.SessionChanged(key, is_over))])
-            is_told.set()
-
-        self._nursery.start_soon(tell)
-        await is_told.wait()
-
-    async def sent(self) -> None:
-        """Wait until the journal has all posts of before, so that no death of ours loses them.
-
-        Raises `StoreAway` after `SENT_S`.
-        """
-        last = next(reversed(self._sending), None)
-        with trio.move_on_after(SENT_S) as waiting:
-            while last is not None and self._sending and next(iter(self._sending)) <= last:
-                await self._has_sent.park()
-        if waiting.cancelled_caught:
-            raise StoreAway("the message could not be handed to the replica that runs its call")
-
-    def _send(self, replica: str, stream: str, post: ToOwner | ToReplica) -> None:
-        number = next(self._numbers)
-        self._sending[number] = None
-        self._outbox.send_nowait((number, replica, stream, posts.encode(post)))
-
-    async def _send_posts(self) -> None:
-        """Send posts for ever: those for one place together and in their order."""
-        async for number, replica, stream, body in self._posts:
-            place = replica, stream
-            if place not in self._unsent:
-                self._unsent[place] = []
-                self._nursery.start_soon(self._send_waiting, *place)
-            self._unsent[place].append((number, body))
-
-    async def _send_waiting(self, replica: str, stream: str) -> None:
-        """Send all that waits for one place, which waits for no other place."""
-        await trio.lowlevel.checkpoint()
-        while waiting := self._unsent[replica, stream]:
-            self._unsent[replica, stream] = []
-            await self._send_to(replica, stream, [body for _, body in waiting])
-            for number, _ in waiting:
-                del self._sending[number]
-            self._has_sent.unpark_all()
-        del self._unsent[replica, stream]
-
-    async def _send_to(self, replica: str, stream: str, bodies: Sequence[bytes]) -> None:
-        for attempt in itertools.count():
-            try:
-                if replica:
-                    to = "" if replica == _ALL else replica
-                    await self._journal.send(to, stream, *bodies)
-                    return
-                if await self._journal.post(stream, *bodies):
-                    return
-                if not self._is_leaving and await self._handle_own(stream, bodies):
-                    return
-            except Unavailable as trouble:
-                log.debug("a post waits", why=str(trouble))
-            await trio.sleep(backoff_s(RETRY_FIRST_S, attempt, RETRY_LAST_S))
+    def _tell_of_listening(self, key: str, at: float) -> None:
+        self.outbox.broadcast(posts.Listening(key, at))
 
     async def _handle_own(self, stream_id: str, bodies: Sequence[bytes]) -> bool:
         """Posts for a stream without an owner: own it. False where another one does by now."""
+        if self.leases.is_leaving:
+            return False
         record = await self._or_doubt(partial(self._journal.take, stream_id))
         if record is not None and record.owner != self._journal.replica:
             return False  # not by `Cache.find`, which would wait for an answer to a post
@@ -962,42 +716,10 @@ class Replicas:
         return True
 
 
-_ALL: Final = "*"
 _MENDABLE: Final = (Gone, Conflict)  # the owner knows more than the store
 
 
-def _moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Left) -> None:
-    """The delivery at another replica has come further, or is over."""
-    if isinstance(post, posts.Moved):
-        follower.position, follower.written = post.position, post.written
-        stream.hand_elsewhere(post.position, post.size)
-        stream.notify()
-    elif post.is_silent:
-        stream.fall_silent(follower)
-    else:
-        stream.detach(follower)
-
-
-def _view(stream: Stream, request: int) -> posts.View:
-    state = stream.state
-    idle_s = None if state.idle_since is None else trio.current_time() - state.idle_since
-    questions = {
-        request_id: (question.seq, question.line)
-        for request_id, question in state.questions.items()
-        if isinstance(request_id, str) and question.seq <= state.durable
-    }
-    return posts.View(
-        request=request,
-        at=trio.current_time(),
-        delivered=state.delivered,
-        handed=state.handed,
-        durable=state.durable,
-        idle_s=idle_s,
-        asked=stream.asked,
-        is_reachable=stream.is_reachable,
-        is_findable=stream.is_findable,
-        is_left=stream.is_left,
-        stays=stream.stays,
-        latest_progress=stream.latest_progress,
-        questions=questions,
-    )
+def _both_wait(post: posts.Attach, follower: Follower) -> bool:
+    """Whether two requests only wait for the response, a new one and the one that is attached."""
+    is_other = not post.taker.is_same(follower.taker)
+    return is_other and post.only_waits and follower.only_waits

@@ -13,7 +13,7 @@ the grant of that delivery:
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -99,11 +99,14 @@ class HttpSession(Session):
         # a stream is not known after a restart, so it is not known here either.
         return self.is_anonymous or stream in self._begun
 
-    def cancel_response(self, request_id: RequestId) -> None:
+    def cancel_response(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
+        cancelled = []
         for named in self.streams.values():
-            for granted in named.granted.values():
+            for name, granted in named.granted.items():
                 if granted.reply_id == request_id:
                     granted.ended = "cancelled"
+                    cancelled.append((named.stream, name))
+        return cancelled
 
     def attach(self, delivery: Delivery) -> None:
         if delivery.reply_id is None and not self.is_anonymous:

@@ -34,6 +34,8 @@ from streams.protocol import extension
 # messages or every second, the last messages too.
 ACK_WAIT_S: Final = 10.0
 
+ENDED_MAX: Final = 1000  # responses of a stream that are known to be ended; the oldest go first
+
 # The progress token of a findable call whose client wants no progress. Its latest progress is kept,
 # to be told with an interim answer, and no client is sent it.
 UNHEARD: Final = "mcp-streams/unheard"
@@ -91,6 +93,10 @@ class Follower(Protocol):
     @property
     def only_waits(self) -> bool:
         """Whether its client can only wait for the end: it has no way to come back."""
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long its client wants to wait at most, where it has said so."""
 
     def wake(self) -> None:
         """The stream may have something to deliver."""
@@ -167,6 +173,7 @@ class Stream:
         "asked",
         "delivery",
         "digest",
+        "ended_responses",
         "id",
         "is_anonymous",
         "is_deferred",
@@ -183,11 +190,13 @@ class Stream:
         "newest",
         "number",
         "on_attach",
+        "on_displace",
         "overflow",
         "record",
         "request_id",
         "rerun",
         "scope",
+        "short_name",
         "state",
         "stays",
         "was_evicted",
@@ -250,17 +259,20 @@ class Stream:
         self.is_findable = self.stays = self.mark is not None and self.mark.is_once
         self.latest_progress = b""
         self.on_attach: Callable[[Stream], None] | None = None
+        # Called before a client that waits at another replica displaces the one that is attached.
+        self.on_displace: Callable[[Stream], None] | None = None
+        self.short_name = ""  # by which a client at another replica can find it
+        # Responses that their clients must not continue, at no replica: why, by the names of the
+        # session and of the grant.
+        self.ended_responses: dict[tuple[str, str], str] | None = None
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
         # `is_evicted`, a later load makes another object of the same stream.
         self.was_evicted = self.is_evicted = False
         self.scope = trio.CancelScope()  # around the handler
-        self._limits = limits
-        self._committer = committer
-        self._keyring = keyring
-        self._answers = answers
+        self._limits, self._committer, self._keyring = limits, committer, keyring
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
-        self._on_stored, self._on_settled = on_stored, on_settled
+        self._answers, self._on_stored, self._on_settled = answers, on_stored, on_settled
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
         # handed to it. Only that client, about that delivery, can move the delivered mark.
@@ -626,6 +638,11 @@ class Stream:
                 self._answers[request_id].readers.add(reader)
 
     @property
+    def known_last(self) -> int:
+        """Up to which seq it is known which messages are responses."""
+        return self.state.last
+
+    @property
     def is_introduced(self) -> bool:
         """Whether the owner of the stream knows of the delivery that is attached here."""
         return True
@@ -757,9 +774,32 @@ class Stream:
         """The client has asked how the stream is: the clock of `max` starts again."""
         self.state.touch(trio.current_time())
 
-    def await_again(self) -> None:
+    def await_again(self, short_name: str) -> None:
         """A client waits for the call by its name, or by making the same call."""
         self.is_findable = self.stays = True
+        self.short_name = short_name or self.short_name
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a client is attached that does not only wait."""
+        return self.delivery is not None and not self.delivery.only_waits
+
+    def end_response(self, session: str, response: str, why: str) -> None:
+        """The client of a session must not continue this response, at no replica.
+
+        `response` is its name among the grants of the session, and `why` a reason of refusals.
+        """
+        if not self.record.owner:
+            return  # `Granted.ended` tells
+        if self.ended_responses is None:
+            self.ended_responses = {}
+        self.ended_responses[session, response] = why
+        if len(self.ended_responses) > ENDED_MAX:
+            del self.ended_responses[next(iter(self.ended_responses))]
+
+    def why_ended(self, session: str, response: str) -> str:
+        """Why this response must not be continued; "" if it may."""
+        return (self.ended_responses or {}).get((session, response), "")
 
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""

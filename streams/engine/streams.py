@@ -63,6 +63,9 @@ class Others(Protocol):
     def doubt(self) -> None:
         """This replica may own streams that it does not know of."""
 
+    async def be_sure(self) -> None:
+        """Wait until it is known which streams this replica owns. Raises `StoreAway`."""
+
 
 class Streams:
     """The streams of one journal. First `take_over`, then `run` in a task of its own."""
@@ -164,6 +167,11 @@ class Streams:
         if record.owner == self._journal.replica:
             return await self.replicas.adopt(record)
         return await self.replicas.follow(record)
+
+    async def be_sure(self) -> None:
+        """See `Owner.be_sure`."""
+        if self.replicas is not None:
+            await self.replicas.be_sure()
 
     def doubt(self) -> None:
         """See `Owner.doubt`."""

@@ -156,7 +156,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     auth: Auth = Auth()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
-    limits: dict[str, float] = {}
+    limits: dict[str, int | float] = {}
     json_log: bool = False
 
     @property

@@ -218,11 +218,13 @@ def _warn_of_limit(journal: Journal) -> None:
     """Warn if the journal has reached its limit at the start: clients are told less about it."""
     shortage = journal.shortage
     if shortage is not None and shortage.limit is not None:
+        in_file = "with --limit journal_bytes_max=BYTES (0 for none)"
         log.warning(
-            "the journal has its limit and new calls are refused: raise it with --limit "
-            "journal_bytes_max=BYTES (0 for none), or let clients resume or cancel their calls",
+            "the journal has its limit and new calls are refused: raise it "
+            f"{'by maxmemory of the store' if journal.replica else in_file}, or let clients resume "
+            "or cancel their calls",
             used=shortage.used,
-            journal_bytes_max=shortage.limit,
+            limit=shortage.limit,
         )
 
 

@@ -38,6 +38,7 @@ from streams.clock import wall
 from streams.engine.connection import Connection, Delivery, Session
 from streams.engine.deadlines import Deadlines
 from streams.engine.engine import StreamHandler
+from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations, check_free, latest_progress
 from streams.engine.stream import Reader, Stream
@@ -66,6 +67,7 @@ CALL: Final = "mcp-streams/call"  # in the `_meta` of an interim answer: the sho
 KEPT_S: Final = 86_400.0
 ONCE_S: Final = 600.0  # how long after its end a call answers the same call
 WAIT_S: Final = 45.0  # of `wait_for_call`, unless its caller says otherwise: hosts wait for 60 s
+FIND_S: Final = 1.0  # for a call to be found, even if its client wants to wait for less
 SETTLE_S: Final = 0.5  # for the messages before an interim answer to be written
 FOLLOW_S: Final = 1.0  # between looks at the progress and the questions of a call that is followed
 HANDOVER_S: Final = 1.0  # for a result that is being delivered, before another delivery of it
@@ -237,7 +239,7 @@ class Patience:
             client = None if delivery is None else delivery.reader
             asked = self._asked.setdefault(stream, _Asked(stream))
             asked.client, asked.request_id, asked.due_at = client, request_id, due_at
-            stream.on_attach = self._attached
+            stream.on_attach, stream.on_displace = self._attached, self._displaced
             self._deadlines.watch(asked)
             try:
                 asked.response = response = await handler(stream)
@@ -250,7 +252,7 @@ class Patience:
                 asked.ended.set()
                 if asked.told and stream.state.outcome is Outcome.CANCELLED:
                     self._note_cancelled(stream)
-                stream.on_attach = None
+                stream.on_attach = stream.on_displace = None
                 self._deadlines.forget(asked)
                 self._asked.pop(stream, None)
                 if stream.mark is not None and stream.mark.is_once:
@@ -285,7 +287,8 @@ class Patience:
         request_id = delivery.taker.waiting_id
         if (asked.client, asked.request_id) != (delivery.reader, request_id):
             asked.client, asked.request_id = delivery.reader, request_id
-            asked.due_at = trio.current_time() + self._patience_s
+            wait_s = math.inf if delivery.wait_s is None else max(0.0, delivery.wait_s)
+            asked.due_at = trio.current_time() + min(self._patience_s, wait_s)
         asked.is_unwanted = False
         self._deadlines.watch(asked)
 
@@ -310,21 +313,20 @@ class Patience:
         """Answer the client that waits for a running call, which goes on without it."""
         delivery = stream.delivery
         if delivery is not None and delivery.only_waits:
-            interim = self._interim(stream, name)
+            interim = self._interim(_told(stream), name)
             if (asked := self._asked.get(stream)) is not None:
                 asked.told.add(delivery.reader)
             stream.leave()
             delivery.answer(messages.result(delivery.taker.waiting_id, interim))
 
-    def _interim(self, stream: Stream, name: str) -> dict[str, Any]:
-        progress = _progress(stream)
-        told = f"Still running{progress and f' ({progress})'}."
-        if stream.state.questions:
-            told += " It waits for an answer, and asks for it again when you wait for the call."
-        told += (
-            f' Call `{self.name_of(_WAIT)}` with call="{name}" to get the result; it is not lost.'
-        )
-        return _text(told) | {"_meta": {CALL: name}}
+    def _displaced(self, stream: Stream) -> None:
+        """A client that waits at another replica displaces the one that is attached."""
+        if stream.short_name and not stream.state.is_ended:
+            self._dismiss(stream, stream.short_name)
+
+    def _interim(self, told: str, name: str) -> dict[str, Any]:
+        how = f'Call `{self.name_of(_WAIT)}` with call="{name}" to get the result; it is not lost.'
+        return _text(f"{told} {how}") | {"_meta": {CALL: name}}
 
     # Our tools
 
@@ -399,7 +401,12 @@ class Patience:
         except ValueError as error:
             return error_result(f"Bad arguments for {params.name}: {error}")
         principal = connection.session.principal
-        stream = await self._find(principal, asked.call)
+        stream = None
+        with trio.move_on_after(min(self._patience_s, max(FIND_S, asked.wait_s))) as finding:
+            stream = await self._find(principal, asked.call)
+        if finding.cancelled_caught:
+            silent = "The server process that runs this call does not answer now."
+            return self._interim(silent, asked.call)
         if stream is None and self._was_cancelled(principal, asked.call):
             return error_result(f"Call {asked.call[:40]!r} was cancelled: make it again.")
         if stream is None:
@@ -408,14 +415,10 @@ class Patience:
                 f"`{self.name_of(_LIST)}` shows those that are."
             )
         guest.check_resume(stream.record.origin, connection.channel.scopes)
-        if stream.delivery is not None and not stream.delivery.only_waits:
+        if stream.is_taken:
             # It must not lose its place: it has patience of its own, and is told all of the call.
             return _text("Another client of yours is connected to this call and gets its result.")
-        await self._join(stream, connection, request_id, token, is_wait=True)
-        waiting = self._asked.get(stream)
-        if waiting is not None and stream.delivery is not None:
-            waiting.due_at = min(waiting.due_at, trio.current_time() + max(0.0, asked.wait_s))
-            self._deadlines.watch(waiting)
+        await self._join(stream, connection, request_id, token, is_wait=True, wait_s=asked.wait_s)
         return None
 
     async def _join(
@@ -426,10 +429,13 @@ class Patience:
         token: ProgressToken | None,
         *,
         is_wait: bool,
+        wait_s: float | None = None,
     ) -> None:
         """Deliver a call over this connection. Another client that waits gets an interim answer."""
         check_free(connection.session, request_id, besides=stream)
-        current = stream.delivery
+        current, name = stream.delivery, ""
+        if self.settings.patience_s is not None and isinstance(stream, FollowedStream):
+            name = await self._name(stream)  # for a client that waits at yet another replica
         if current is not None and current.only_waits:
             is_same = (current.reader, current.taker.waiting_id) == (connection.session, request_id)
             if stream.state.is_ended:
@@ -439,7 +445,13 @@ class Patience:
             elif not is_same and self.settings.patience_s is not None:
                 self._dismiss(stream, await self._name(stream))
         await self.operations.join(
-            connection, stream, reply_id=request_id, token=token, is_wait=is_wait
+            connection,
+            stream,
+            reply_id=request_id,
+            token=token,
+            is_wait=is_wait,
+            short_name=name,
+            wait_s=wait_s,
         )
 
     async def _find(self, principal: str, name: str) -> Stream | None:
@@ -809,6 +821,15 @@ def _code(stream_id: str) -> str:
     first, *rest = hashlib.sha256(b"call:" + stream_id.encode()).digest()
     letters = _ALPHABET[10:]
     return letters[first % len(letters)] + "".join(_ALPHABET[byte % 32] for byte in rest)
+
+
+def _told(stream: Stream) -> str:
+    """The words about a running call."""
+    progress = _progress(stream)
+    told = f"Still running{progress and f' ({progress})'}."
+    if stream.state.questions:
+        told += " It waits for an answer, and asks for it again when you wait for the call."
+    return told
 
 
 def _name(stream_id: str, kept: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ from streams.engine.stream import Stream
 from streams.errors import (
     INVALID_REQUEST,
     InsufficientScope,
+    Overtaken,
     Refusal,
     StoreAway,
     Unavailable,
@@ -247,6 +248,8 @@ class Peer:
                     await self._work(line, answer)
         except InsufficientScope:
             raise
+        except Overtaken:
+            pass
         except (Refusal, Unavailable) as error:
             return error_line(id_of(message), error)
         return None
@@ -437,6 +440,8 @@ class Peer:
             try:
                 with scope:
                     await begin()
+            except Overtaken:
+                pass
             except (Refusal, Unavailable) as error:
                 connection.reply(error_line(request_id, error))
             finally:

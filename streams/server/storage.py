@@ -166,6 +166,7 @@ async def _keys_of_store(store: Any, place: Place) -> Keys:
             raise JournalUnusable(f"{where} has no keys any more: restore them, or restart.")
         return Keyring.parse(content, f"{where}, under its keys,")
 
+    await store.await_keys()
     if await store.keys() is None:
         await store.save_keys(new_keys(), replaces=None)  # unless another replica was faster
     return Keys(await read(), read)

@@ -208,5 +208,5 @@ def _bus_port(server: Server) -> int:
 
 
 def _packed(command: tuple[str, ...]) -> bytes:
-    parts = [part.encode() for part in command]
+    parts = [part.encode(errors="surrogateescape") for part in command]
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts)

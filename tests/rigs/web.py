@@ -121,8 +121,14 @@ class Browser:
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         request = Request(method, path, given, data, self.caller)
-        self._nursery.start_soon(self._endpoint, request, answer)
+        self._nursery.start_soon(self._serve, request, answer)
         return answer
+
+    async def _serve(self, request: Request, answer: Answer) -> None:
+        try:
+            await self._endpoint(request, answer)
+        except trio.BrokenResourceError:
+            assert not answer.is_open(), "the client is there"
 
     async def fetch(self, method: str, body: Any = None, **headers: str) -> Answer:
         """Send a request, and let all tasks run until they wait."""

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
+from streams.engine.leases import Leases
 from streams.engine.lifecycle import Event, StreamState
 from streams.engine.operations import Operations
 from streams.engine.posts import Taker
-from streams.engine.replicas import Replicas
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import refusal
@@ -370,26 +370,28 @@ def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
 @shared_plant
 def an_outage_of_the_store_counts_as_death(patch: pytest.MonkeyPatch) -> None:
     """A replica takes over the streams of the others after it could not use the store itself."""
-    look_at = Replicas._look_at
+    look_at = Leases._look_at
 
-    def look_without_doubt(replicas: Replicas, counts: Mapping[str, int]) -> None:
-        replicas._renewed_at = trio.current_time()
-        look_at(replicas, counts)
+    def look_without_doubt(
+        leases: Leases, counts: Mapping[str, int], senders: frozenset[str]
+    ) -> None:
+        leases._renewed_at = trio.current_time()
+        look_at(leases, counts, senders)
 
-    patch.setattr(Replicas, "_look_at", look_without_doubt)
+    patch.setattr(Leases, "_look_at", look_without_doubt)
 
 
 @shared_plant
 def an_heir_takes_over_at_once(patch: pytest.MonkeyPatch) -> None:
     """The lease counts from the last look at a replica, and one look finds it dead."""
-    look_at = Replicas._look_at
+    look_at = Leases._look_at
 
-    def look_once(replicas: Replicas, counts: Mapping[str, int]) -> None:
-        for replica, (count, _) in replicas._seen.items():
-            replicas._seen[replica] = count, -inf
-        look_at(replicas, counts)
+    def look_once(leases: Leases, counts: Mapping[str, int], senders: frozenset[str]) -> None:
+        for replica, (count, _) in leases._seen.items():
+            leases._seen[replica] = count, -inf
+        look_at(leases, counts, senders)
 
-    patch.setattr(Replicas, "_look_at", look_once)
+    patch.setattr(Leases, "_look_at", look_once)
 
 
 # Replicas on a store that goes back

@@ -9,7 +9,7 @@ from typing import Final
 import trio
 
 from streams.engine.engine import Engine
-from streams.errors import Unavailable, first_of
+from streams.errors import JournalUnusable, first_of
 from tests.simulation.lives import KEYRING, Life, check_marks, check_memory, excuse
 from tests.simulation.network import Cable, FarChannel, Network
 from tests.simulation.pauses import Pauses, context_of
@@ -137,7 +137,9 @@ class Replicas:
             with replica.life.scope:
                 await self._work(replica)
         except Exception as error:
-            could_not_start = replica.engine is None and isinstance(first_of(error), Unavailable)
+            could_not_start = replica.engine is None and isinstance(
+                first_of(error), JournalUnusable
+            )
             if not (replica.life.is_dead or could_not_start):
                 raise  # else the errors of a dead server, or of one that is started again
         finally:

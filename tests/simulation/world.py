@@ -236,9 +236,11 @@ class World:
         is_restarted = job.part.is_lasting and is_known
         has_not_run = job.runs == 0 or job.part.is_repeatable
         is_crowded = self.plan.limits.streams_per_principal_max < 10
+        is_behind_gap = job.has_gap and any(lost[1] == job.handed for lost in job.lost)
         is_fine = {
             "interrupted": job.was_interrupted and (job.has_lost or not is_restarted),
             "messages_gone": job.has_lost,
+            "delivered": is_behind_gap,  # the response is lost as well, and the caller knows
             "abandoned": job.max_s == BRIEF_S or not job.has_ticket,
             # A tombstone lasts for a while only.
             "stream_not_found": job.max_s == BRIEF_S or job.has_lost,

@@ -90,6 +90,26 @@ def test_a_copy_with_its_keys_is_served_in_place_of_the_journal(
     check_served(copy, written, tmp_path / "served")
 
 
+@pytest.mark.parametrize("variables", ["SOURCE", "TARGET", "SOURCE TARGET"])
+def test_either_journal_may_be_named_by_a_variable(
+    source: Path, tmp_path: Path, variables: str
+) -> None:
+    """A URL with a password is no word of a command line; the other one may be."""
+    named = {"SOURCE": str(source), "TARGET": str(tmp_path / "copy.db")}
+    env = {f"MCP_STREAMS_COPY_{each}": named.pop(each) for each in variables.split()}
+    done = run("copy", *named.values(), "--json", env=env)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["source"], told["target"]) == (str(source), str(tmp_path / "copy.db"))
+
+
+def test_a_word_for_a_journal_comes_before_its_variable(source: Path, tmp_path: Path) -> None:
+    env = {"MCP_STREAMS_COPY_SOURCE": "no.db", "MCP_STREAMS_COPY_TARGET": str(tmp_path / "to.db")}
+    done = run("copy", str(source), env=env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "to.db").exists()
+
+
 def test_the_keys_are_copied_only_if_they_are_wanted(source: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     done = run("copy", str(source), str(copy))

@@ -128,6 +128,7 @@ def test_nobody_else_may_cancel_a_page_call(wire: Wire, gate: Gate) -> None:
     assert text_of(peer.response(call_id)) == "page 2"
 
 
+@pytest.mark.needs_one_process("the balancer tells of a cut when it next writes", over="http-lines")
 def test_what_was_never_answered_ends_with_its_connection(wire: Wire, gate: Gate) -> None:
     """W§5: "A stream that was never announced, on a transport without event ids […], can never be
     resumed: it is cancelled at disconnect": no token had been given yet."""

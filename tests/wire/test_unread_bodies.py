@@ -22,6 +22,8 @@ BOTH = "Accept: application/json, text/event-stream"
 KNOWN = "/.well-known/oauth-protected-resource"
 AUTH = ("--auth-server", "https://issuer.example")
 
+pytestmark = pytest.mark.needs_one_process("the balancer reads heads and bodies")
+
 SESSION = "Mcp-Session-Id: 0123456789abcdef0123456789abcdef"
 
 

@@ -79,12 +79,26 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
     Raises `OSError` if `keep` exists or cannot be made.
     """
     logs.log_to_stderr(logging.CRITICAL)
-    folder = Path(tempfile.mkdtemp(prefix="mcp-streams-torture-")) if keep is None else keep
-    folder.mkdir(parents=True, exist_ok=keep is None)
+    folder = made(keep)
     figures = trio.run(_torture, settings, folder.resolve(), as_json)
     is_good = all(one.is_good for one in figures)
     is_kept = keep is not None or not is_good
     report = Report(settings, is_good, str(folder) if is_kept else None, figures)
+    hand_in(report, folder, is_kept=is_kept, as_json=as_json)
+    if not as_json:
+        _print(report)
+    return DONE if is_good else FAILED
+
+
+def made(keep: Path | None) -> Path:
+    """The folder `keep`, which must be new, or a temporary one. Raises `OSError`."""
+    folder = Path(tempfile.mkdtemp(prefix="mcp-streams-torture-")) if keep is None else keep
+    folder.mkdir(parents=True, exist_ok=keep is None)
+    return folder
+
+
+def hand_in(report: msgspec.Struct, folder: Path, *, is_kept: bool, as_json: bool) -> None:
+    """Keep the report in the folder, or delete that. Print the report, if it is to be JSON."""
     encoded = msgspec.json.encode(report)
     if is_kept:
         (folder / REPORT).write_bytes(encoded)
@@ -92,9 +106,6 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
         shutil.rmtree(folder)
     if as_json:
         print(encoded.decode())
-    else:
-        _print(report)
-    return DONE if is_good else FAILED
 
 
 async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Figures]:

@@ -1,7 +1,8 @@
 """The journal in Redis or Valkey, which several replicas share: the only package that knows them.
 
 `open_redis_journal` opens it. `library.lua` has what the store does in one step; `writer` and
-`batch` do all writing, `journal` reads and has the rest of the contract, `news` hears of others.
+`batch` do all writing, `journal` reads and has the rest of the contract, `news` hears of others,
+`damage` is about keys that cannot be read.
 
 All keys of a journal begin with `{prefix}:`, so they lie in one slot of a cluster:
 
@@ -89,8 +90,9 @@ async def open_redis_journal(
             "run pip install 'mcp-streams[redis]'."
         ) from error
     async with _alone(), trio.open_nursery() as nursery:
+        servers = Servers(address, nursery, call_s)
         journal = RedisJournal(
-            Servers(address, nursery, call_s),
+            servers,
             lease_s=lease_s,
             durability=durability,
             replicas_acked=replicas_acked or 0,
@@ -101,6 +103,7 @@ async def open_redis_journal(
         try:
             await journal.open(copies=copies, only_existing=only_existing)
             await journal.listen(nursery)
+            servers.is_open = True
             yield journal
         finally:
             await journal.aclose()

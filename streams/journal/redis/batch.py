@@ -184,8 +184,7 @@ class Batch:
 
 
 def _is_changed(staged: Staged) -> bool:
-    is_same = staged.now is staged.known.record
-    return bool(staged.names or staged.lost) or not is_same or (staged.is_new and not is_same)
+    return bool(staged.names or staged.lost) or staged.now is not staged.known.record
 
 
 def arguments(

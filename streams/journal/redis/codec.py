@@ -6,6 +6,9 @@ A record is a hash of four fields, so that a commit rewrites little of it:
 - `p`, what changes: `Progress`.
 - `i`, what never changes: `Identity`.
 - `o`, the originating request.
+
+Functions that decode raise `ValueError`, `LookupError`, `TypeError` or `msgspec.MsgspecError` for
+bytes that this module has not made: see `damage`.
 """
 
 import hashlib
@@ -13,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.errors import JournalUnusable
+from streams.journal.contract import Post
 from streams.journal.records import Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
 from streams.messages import RequestId
@@ -101,7 +104,7 @@ def mark(version: bytes, fence: int, epoch: int, owner: str) -> bytes:
 
 
 def parse_mark(stored: bytes) -> Mark:
-    """Decode the field `k`. Raises `ValueError`."""
+    """Decode the field `k`."""
     fence, epoch, owner = stored[VERSION_BYTES:].decode().split(":", 2)
     return Mark(int(fence), int(epoch), owner)
 
@@ -141,40 +144,31 @@ def identity_of(record: Record) -> bytes:
 
 
 def record_of(stream: str, k: bytes, p: bytes, i: bytes, o: bytes) -> tuple[Record, int]:
-    """A record and the bytes of its lines, from the fields of its hash.
-
-    Raises `JournalUnusable` if they are damaged.
-    """
-    try:
-        its, was, marked = _progress(p), _identity(i), parse_mark(k)
-        record = Record(
-            stream=stream,
-            principal=was.principal,
-            origin=o,
-            min_s=was.min_s,
-            max_s=was.max_s,
-            created_at=was.created_at,
-            fence=marked.fence,
-            is_announced=was.is_announced,
-            outcome=_OUTCOMES[its.outcome],
-            last=its.last,
-            acked=its.acked,
-            last_request=its.last_request,
-            last_error=its.last_error,
-            ended_at=its.ended_at,
-            pages=its.pages,
-            number=was.number,
-            due_at=its.due_at,
-            is_read=its.is_read,
-            restart=its.restart,
-            owner=marked.owner,
-            lost=its.lost,
-        )
-    except (ValueError, KeyError, msgspec.MsgspecError) as error:
-        raise JournalUnusable(
-            f"The record of stream {stream[:8]}… cannot be read ({error}): another program has "
-            "written to the keys of this journal; choose another prefix."
-        ) from error
+    """A record and the bytes of its lines, from the fields of its hash."""
+    its, was, marked = _progress(p), _identity(i), parse_mark(k)
+    record = Record(
+        stream=stream,
+        principal=was.principal,
+        origin=o,
+        min_s=was.min_s,
+        max_s=was.max_s,
+        created_at=was.created_at,
+        fence=marked.fence,
+        is_announced=was.is_announced,
+        outcome=_OUTCOMES[its.outcome],
+        last=its.last,
+        acked=its.acked,
+        last_request=its.last_request,
+        last_error=its.last_error,
+        ended_at=its.ended_at,
+        pages=its.pages,
+        number=was.number,
+        due_at=its.due_at,
+        is_read=its.is_read,
+        restart=its.restart,
+        owner=marked.owner,
+        lost=its.lost,
+    )
     return record, its.kept_bytes
 
 
@@ -243,8 +237,8 @@ def number_bytes(number: int) -> bytes:
 
 
 def stream_in(found: bytes) -> str:
-    """The stream of a member of an index."""
-    return found[8:].decode()
+    """The stream of a member of an index. A member of another program leads to no stream."""
+    return found[8:].decode(errors="replace")
 
 
 Entry = tuple[str, float, bytes]  # the index, the score, the member
@@ -298,6 +292,7 @@ def _index_fields(record: Record) -> tuple[Any, ...]:
     )
 
 
+LINES: Final = b"b"  # the field of an entry that is a stored run
 LOST: Final = b"g"  # the field of an entry that stands for lost lines
 
 
@@ -320,3 +315,9 @@ def granted_stream(field: bytes) -> str:
     """The stream in a field of a session's grants: its length, ':', itself, and the delivery."""
     length, _, rest = field.partition(b":")
     return rest[: int(length)].decode()
+
+
+def post_of(fields: list[bytes]) -> tuple[tuple[bytes, bytes], Post]:
+    """The identity of a post, and the post, from the fields of its entry in an inbox."""
+    _, sender, _, count, _, stream, _, body = fields
+    return (sender, count), Post(sender.decode(), stream.decode(), body)

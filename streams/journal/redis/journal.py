@@ -1,9 +1,10 @@
 """`RedisJournal`: the contract of journals, over the store."""
 
+import hashlib
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -12,6 +13,7 @@ from streams.errors import Full, JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
+from streams.journal.redis.damage import WHAT_TO_DO
 from streams.journal.redis.lines import Lines
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
@@ -32,6 +34,9 @@ MEMORY_S: Final = 0.25  # between two looks at the memory of the store
 # Room that is kept for calls to end, as with a disk.
 RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
+
+_T = TypeVar("_T")
+_settings: Final = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class RedisJournal:
@@ -163,10 +168,9 @@ class RedisJournal:
             await trio.sleep(MEMORY_S)
 
     async def _look_at_memory(self) -> None:
-        try:
-            answer: bytes = await self._reader.call(b"INFO", b"memory")
-        except JournalUnusable:
-            return  # a user that may not ask; `bytes_max` still holds
+        answer: bytes | None = await self._reader.if_allowed(b"INFO", b"memory")
+        if answer is None:
+            return  # `bytes_max` still holds
         found = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
         self._used = int(found.get("used_memory", 0))
         self._maxmemory = int(found.get("maxmemory", 0))
@@ -229,19 +233,27 @@ class RedisJournal:
         return record
 
     async def principal_of(self, stream: str) -> str | None:
-        [found] = await self._calls((b"HGET", f"{self._prefix}r:{stream}", b"i"))
-        return None if found is None else codec.principal_of(found)
+        key = f"{self._prefix}r:{stream}"
+        [found] = await self._reads((b"HGET", key, b"i"))
+        return None if found is None else self._decoded(key, codec.principal_of, found)
 
     async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
-        [found] = await self._calls((b"GET", self._prefix.encode() + b"m:" + name))
-        return None if found is None else found.decode()
+        key = self._prefix.encode() + b"m:" + name
+        [found] = await self._reads((b"GET", key))
+        return None if found is None else self._decoded(key, bytes.decode, found)
 
     async def grants(self, stream: str) -> Sequence[Grant]:
         return await self._grants([stream])
 
     async def _grants(self, streams: Sequence[str]) -> list[Grant]:
-        found = await self._calls(*((b"HVALS", f"{self._prefix}g:{each}") for each in streams))
-        saved = [codec.grant_of(each) for of_stream in found for each in of_stream]
+        keys = [f"{self._prefix}g:{each}" for each in streams]
+        found = await self._reads(*((b"HVALS", key) for key in keys))
+        saved = [
+            grant
+            for key, of_stream in zip(keys, found, strict=True)
+            for each in of_stream or ()
+            if (grant := self._decoded(key, codec.grant_of, each)) is not None
+        ]
         return [grant for _, grant in sorted(saved, key=lambda each: each[0])]
 
     async def owned(self, *, after: int, limit: int) -> Sequence[Record]:
@@ -307,29 +319,44 @@ class RedisJournal:
         self._check_open()
         return await self._reader.calls(commands) if commands else []
 
+    async def _reads(self, *commands: Sequence[Any]) -> list[Any]:
+        """As `_calls`, of keys of one stream or session each: see `Link.read`."""
+        self._check_open()
+        return await self._reader.read(commands) if commands else []
+
+    def _decoded(self, key: str | bytes, decode: Callable[..., _T], *stored: object) -> _T | None:
+        return self._servers.complaints.decoded(key, decode, *stored)
+
     # Sessions
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         [keys] = await self._calls((b"ZRANGE", self._prefix + "sessions", 0, -1))
-        keys = [key.decode() for key in keys]
-        found = await self._calls(
+        keys = [key.decode(errors="replace") for key in keys]
+        found = await self._reads(
             *((b"HMGET", f"{self._prefix}s:{key}", b"n", b"r") for key in keys)
         )
         saved = [
-            (int(order), codec.session_of(key, body))
-            for key, (order, body) in zip(keys, found, strict=True)
-            if body is not None
+            session
+            for key, each in zip(keys, found, strict=True)
+            if each is not None and None not in each
+            if (session := self._decoded(f"{self._prefix}s:{key}", _in_order, key, *each))
         ]
         saved.sort(key=lambda each: each[0])
-        fields = await self._calls(*((b"HKEYS", f"{self._prefix}sg:{key}") for key in keys))
-        streams = {codec.granted_stream(each) for of_session in fields for each in of_session}
+        fields = await self._reads(*((b"HKEYS", f"{self._prefix}sg:{key}") for key in keys))
+        streams = {
+            stream
+            for key, of_session in zip(keys, fields, strict=True)
+            for each in of_session or ()
+            if (stream := self._decoded(f"{self._prefix}sg:{key}", codec.granted_stream, each))
+        }
         records = await self._records(sorted(streams))
         resident = [each.stream for each in records if each is not None and each.due_at is None]
         return [record for _, record in saved], await self._grants(resident)
 
     async def session(self, key: str) -> SessionRecord | None:
-        [found] = await self._calls((b"HGET", f"{self._prefix}s:{key}", b"r"))
-        return None if found is None else codec.session_of(key, found)
+        name = f"{self._prefix}s:{key}"
+        [found] = await self._reads((b"HGET", name, b"r"))
+        return None if found is None else self._decoded(name, codec.session_of, key, found)
 
     async def count_sessions(self, principal: str | None = None) -> int:
         name = "sessions" if principal is None else f"sp:{codec.principal_key(principal)}"
@@ -349,9 +376,10 @@ class RedisJournal:
         if gone := [each for each in told if each not in known and each != ours]:
             await self._calls((b"HDEL", key, *gone))
         return {
-            each.decode(): msgspec.json.decode(body, type=dict[str, str])
+            each.decode(): theirs
             for each, body in told.items()
             if each in known and each != ours
+            if (theirs := self._decoded(key, _settings, body)) is not None
         }
 
     async def follow(self, stream: str) -> Record | None:
@@ -440,21 +468,42 @@ class RedisJournal:
         """The content of a key file that `save_keys` has kept; None before."""
         [found] = await self._calls((b"GET", self._prefix + "keys"))
         if found is not None:
-            self._known_keys = bytes(found)
+            self._know_keys(found)
         return None if found is None else bytes(found)
 
     async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
         """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
         self._check_open()
         kept = await self._writer.link.function("save_keys", content, replaces or b"")
-        self._known_keys = bytes(kept or b"")
-        return self._known_keys
+        self._know_keys(kept or b"")
+        return bytes(kept or b"")
+
+    def _know_keys(self, content: bytes) -> None:
+        self._known_keys = bytes(content)
+        # The store compares it with its own at each renewal.
+        self._writer.keys_mark = hashlib.sha1(content, usedforsecurity=False).hexdigest()
+
+    async def await_keys(self) -> None:
+        """Wait until the replicas that live have put back keys which the store has lost.
+
+        For two leases: they may all be gone, or have their keys in files.
+        """
+        with trio.move_on_after(2 * self._lease_s):
+            while await self.keys() is None and await self._are_keys_told():
+                await trio.sleep(self._lease_s / 10)
+
+    async def _are_keys_told(self) -> bool:
+        """Whether another replica that lives has told its keys by `compare`."""
+        told, known = await self._calls(
+            (b"HKEYS", self._prefix + "settings"), (b"HKEYS", self._prefix + "replicas")
+        )
+        return bool({*told} & {*known} - {self.replica.encode()})
 
     async def _put_keys_back(self) -> None:
         """Give the keys to a store that has lost them, before one that starts makes others."""
-        if self._known_keys is not None:
+        if (ours := self._known_keys) is not None:
             with suppress(Full):
-                await self.save_keys(self._known_keys, replaces=None)
+                await self._writer.link.function("save_keys", ours, b"")
         self._writer.has_gone_back = False
 
     async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
@@ -464,11 +513,17 @@ class RedisJournal:
         """
         streams = list(map(codec.stream_in, await self._members("n", after, limit)))
         names = await self._calls(*((b"HGET", f"{self._prefix}r:{each}", b"n") for each in streams))
-        records = await self._records(streams)
+        found = await fetch(self._reader, streams)
+        for stream, each in zip(streams, found, strict=True):
+            if each.record is None and each.mark:  # it must not be missing in a copy
+                raise JournalUnusable(
+                    f"{self._prefix}r:{stream} cannot be read: {WHAT_TO_DO}, with its lines in "
+                    f"{self._prefix}l:{stream}."
+                )
         return [
-            (record, codec.names_in(given or b""))
-            for record, given in zip(records, names, strict=True)
-            if record is not None
+            (each.record, codec.names_in(given or b""))
+            for each, given in zip(found, names, strict=True)
+            if each.record is not None
         ]
 
     async def begin_copy(self) -> None:
@@ -533,6 +588,10 @@ class RedisJournal:
     def _check_open(self) -> None:
         if self._is_closed:
             raise JournalUnusable("the journal is closed")
+
+
+def _in_order(key: str, order: bytes, body: bytes) -> tuple[int, SessionRecord]:
+    return int(order), codec.session_of(key, body)
 
 
 def _shortage(used: int, limit: int, where: str) -> Shortage | None:

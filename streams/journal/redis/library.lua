@@ -14,13 +14,54 @@ local function prefix_of(keys)
   return string.sub(keys[1], 1, -8)  -- without 'journal'
 end
 
+-- Keys of one stream, session, replica or turn, by what follows the prefix.
+local OF_ONE = {r = true, l = true, g = true, f = true, m = true, s = true, sg = true, t = true}
+OF_ONE['in'] = true
+
+-- Call a command on a key. Another program may have written to it: a key of another type is deleted
+-- if it is of one stream, session, replica or turn, whose content is lost then. For any other the
+-- error names the key, and replicas wait until it is repaired.
+local function call(command, key, ...)
+  local answer = redis.pcall(command, key, ...)
+  if type(answer) ~= 'table' or not answer.err then
+    return answer
+  end
+  local is_type = string.find(answer.err, 'WRONGTYPE', 1, true)
+  if is_type and OF_ONE[string.match(key, '}:(%a+):')] then
+    redis.log(redis.LOG_WARNING, 'mcp-streams deletes a key of another type: ' .. key)
+    redis.call('DEL', key)
+    return redis.call(command, key, ...)
+  end
+  if is_type or string.find(answer.err, 'hash value') or string.find(answer.err, 'overflow') then
+    local first = ...
+    local field = first and string.sub(command, 1, 1) == 'H' and ' ' .. first or ''
+    error({err = 'DAMAGED ' .. key .. field .. ': ' .. answer.err})
+  end
+  error(answer)
+end
+
+-- A number in a hash that all replicas share.
+local function number_in(key, field)
+  local number = tonumber(call('HGET', key, field) or 0)
+  if not number then
+    error({err = 'DAMAGED ' .. key .. ' ' .. field .. ': it is no number'})
+  end
+  return number
+end
+
+-- The number of the last commit of a replica: 0, and so all of them are made again, if it is none.
+local function last_commit(p, replica)
+  local stored = tonumber(call('HGET', p .. 'commits', replica) or 0)
+  return stored and stored >= 0 and stored < 2 ^ 52 and stored or 0
+end
+
 -- The owner in the mark of a record: 12 bytes of version, then `fence:epoch:owner`.
 local function owner_of(mark)
   return string.match(string.sub(mark, 13), '^%d+:%d+:(.*)$')
 end
 
 local function mark_of(p, stream)
-  return redis.call('HGET', p .. 'r:' .. stream, 'k') or ABSENT
+  return call('HGET', p .. 'r:' .. stream, 'k') or ABSENT
 end
 
 local function milliseconds()
@@ -36,14 +77,14 @@ end
 local function pass_posts(p, owner)
   local inbox = p .. 'in:' .. owner
   local heirs = {}
-  for _, entry in ipairs(redis.call('XRANGE', inbox, '-', '+')) do
+  for _, entry in ipairs(call('XRANGE', inbox, '-', '+')) do
     local fields = entry[2]  -- 's' or 'd', sender, 'c', count, 't', stream, 'b', body
-    local mark = fields[6] ~= '' and mark_of(p, fields[6]) or ABSENT
+    local mark = (fields[6] or '') ~= '' and mark_of(p, fields[6]) or ABSENT
     local is_for_owner = fields[1] == 's'  -- and not for this replica, whoever owns the stream
     local heir = is_for_owner and mark ~= ABSENT and owner_of(mark) or nil
     if heir and heir ~= owner then
-      redis.call('XADD', p .. 'in:' .. heir, '*', unpack(fields))
-      redis.call('XDEL', inbox, entry[1])
+      call('XADD', p .. 'in:' .. heir, '*', unpack(fields))
+      call('XDEL', inbox, entry[1])
       heirs[heir] = true
     end
   end
@@ -52,38 +93,80 @@ local function pass_posts(p, owner)
   end
 end
 
+-- The other side of a grant, and its delivery, in a field: length of the other side, ':', both.
+local function parts_of(field)
+  local length, rest = string.match(field, '^(%d+):(.*)$')
+  if not length then
+    return '', ''  -- of another program
+  end
+  return string.sub(rest, 1, tonumber(length)), string.sub(rest, tonumber(length) + 1)
+end
+
+local function field_of(other, delivery)
+  return #other .. ':' .. other .. delivery
+end
+
 -- Drop the grants of a stream, or of a session.
 local function drop_grants(p, of_kind, of, other_kind)
-  for _, field in ipairs(redis.call('HKEYS', p .. of_kind .. of)) do
-    -- The field names the other side: its length, ':', itself, and the delivery.
-    local length, rest = string.match(field, '^(%d+):(.*)$')
-    local other = string.sub(rest, 1, tonumber(length))
-    local delivery = string.sub(rest, tonumber(length) + 1)
-    redis.call('HDEL', p .. other_kind .. other, #of .. ':' .. of .. delivery)
+  for _, field in ipairs(call('HKEYS', p .. of_kind .. of)) do
+    local other, delivery = parts_of(field)
+    call('HDEL', p .. other_kind .. other, field_of(of, delivery))
   end
-  redis.call('DEL', p .. of_kind .. of)
+  call('DEL', p .. of_kind .. of)
+end
+
+-- Drop the grants of one delivery of a session.
+local function drop_delivery(p, session, delivery)
+  local at = p .. 'sg:' .. session
+  for _, field in ipairs(call('HKEYS', at)) do
+    local stream, found = parts_of(field)
+    if found == delivery then
+      call('HDEL', at, field)
+      call('HDEL', p .. 'g:' .. stream, field_of(session, delivery))
+    end
+  end
 end
 
 local function drop_session(p, key)
   drop_grants(p, 'sg:', key, 'g:')
-  local owner = redis.call('HGET', p .. 's:' .. key, 'o')
+  local owner = call('HGET', p .. 's:' .. key, 'o')
   if owner then
-    redis.call('ZREM', p .. 'sp:' .. owner, key)
+    call('ZREM', p .. 'sp:' .. owner, key)
   end
-  redis.call('ZREM', p .. 'sessions', key)
-  redis.call('DEL', p .. 's:' .. key)
+  call('ZREM', p .. 'sessions', key)
+  call('DEL', p .. 's:' .. key)
 end
 
 -- Forget sessions that the store has let expire: at most a few at a time.
 local function drop_expired(p, now)
-  for _, key in ipairs(redis.call('ZRANGE', p .. 'sessions', '-inf', now, 'BYSCORE', 'LIMIT', 0, 20)) do
+  for _, key in ipairs(call('ZRANGE', p .. 'sessions', '-inf', now, 'BYSCORE', 'LIMIT', 0, 20)) do
     drop_session(p, key)
   end
 end
 
+-- Add an entry to the lines of a stream, as the last one. The marks of streams were compared before:
+-- an entry that keeps this from being the last is of another program, and goes.
+local function add_entry(lines, id, field, body)
+  local added = redis.pcall('XADD', lines, id, field, body)
+  if type(added) ~= 'table' or not added.err then
+    return
+  end
+  if string.find(added.err, 'smaller') or string.find(added.err, 'exhausted') then
+    redis.log(redis.LOG_WARNING, 'mcp-streams deletes foreign entries: ' .. lines)
+    local ours = redis.call('XRANGE', lines, '-', '(' .. id)
+    redis.call('DEL', lines)  -- else an id that was ever used is refused, too
+    for _, entry in ipairs(ours) do
+      if #entry[2] == 2 then
+        redis.call('XADD', lines, entry[1], entry[2][1], entry[2][2])
+      end
+    end
+  end
+  call('XADD', lines, id, field, body)
+end
+
 -- Whether a replica is known to be gone: others have claimed its streams.
 local function is_gone(p, replica)
-  return redis.call('ZSCORE', p .. 'gone', replica) ~= false
+  return call('ZSCORE', p .. 'gone', replica) ~= false
 end
 
 -- The operations of a commit, by their first letters. Each takes its arguments from `a` at `i`, and
@@ -91,85 +174,85 @@ end
 local OPERATIONS = {
   -- a record: stream, mark, progress
   R = function(p, a, i)
-    redis.call('HSET', p .. 'r:' .. a[i], 'k', a[i + 1], 'p', a[i + 2])
+    call('HSET', p .. 'r:' .. a[i], 'k', a[i + 1], 'p', a[i + 2])
     return i + 3
   end,
   -- a new record: stream, mark, progress, identity, origin
   C = function(p, a, i)
-    redis.call('HSET', p .. 'r:' .. a[i], 'k', a[i + 1], 'p', a[i + 2], 'i', a[i + 3], 'o', a[i + 4])
+    call('HSET', p .. 'r:' .. a[i], 'k', a[i + 1], 'p', a[i + 2], 'i', a[i + 3], 'o', a[i + 4])
     return i + 5
   end,
   -- delete a stream
   D = function(p, a, i)
     local record = p .. 'r:' .. a[i]
-    local names = redis.call('HGET', record, 'n') or ''
+    local names = call('HGET', record, 'n') or ''
     for at = 1, #names, 16 do
       local name = p .. 'm:' .. string.sub(names, at, at + 15)
-      if redis.call('GET', name) == a[i] then
-        redis.call('DEL', name)
+      if call('GET', name) == a[i] then
+        call('DEL', name)
       end
     end
-    redis.call('DEL', record, p .. 'l:' .. a[i])
+    call('DEL', record, p .. 'l:' .. a[i])
     return i + 1
   end,
   -- lines: stream, id, body
   L = function(p, a, i)
-    redis.call('XADD', p .. 'l:' .. a[i], a[i + 1], 'b', a[i + 2])
+    add_entry(p .. 'l:' .. a[i], a[i + 1], 'b', a[i + 2])
     return i + 3
   end,
   -- a gap in the lines: stream, first and last seq
   G = function(p, a, i)
     local lines = p .. 'l:' .. a[i]
-    for _, entry in ipairs(redis.call('XRANGE', lines, a[i + 1], '+')) do
-      redis.call('XDEL', lines, entry[1])
+    for _, entry in ipairs(call('XRANGE', lines, a[i + 1], '+')) do
+      call('XDEL', lines, entry[1])
     end
-    redis.call('XADD', lines, a[i + 2] .. '-0', 'g', '')
+    add_entry(lines, a[i + 2] .. '-0', 'g', '')
     return i + 3
   end,
   -- trim the lines: stream, the first seq that is kept
   T = function(p, a, i)
-    redis.call('XTRIM', p .. 'l:' .. a[i], 'MINID', a[i + 1])
+    call('XTRIM', p .. 'l:' .. a[i], 'MINID', a[i + 1])
     return i + 2
   end,
   -- delete the lines: stream
   X = function(p, a, i)
-    redis.call('DEL', p .. 'l:' .. a[i])
+    call('DEL', p .. 'l:' .. a[i])
     return i + 1
   end,
   -- an index: its name, score, member
   A = function(p, a, i)
-    redis.call('ZADD', p .. a[i], a[i + 1], a[i + 2])
+    call('ZADD', p .. a[i], a[i + 1], a[i + 2])
     return i + 3
   end,
   M = function(p, a, i)
-    redis.call('ZREM', p .. a[i], a[i + 1])
+    call('ZREM', p .. a[i], a[i + 1])
     return i + 2
   end,
   -- a member of an owner's index, unless the stream is its own: owner, stream, member
   Z = function(p, a, i)
     local mark = mark_of(p, a[i + 1])
     if mark == ABSENT or owner_of(mark) ~= a[i] then
-      redis.call('ZREM', p .. 'o:' .. a[i], a[i + 2])
+      call('ZREM', p .. 'o:' .. a[i], a[i + 2])
     end
     return i + 3
   end,
   -- a name, which leads to the stream that was given it last: stream, name
   N = function(p, a, i)
     local record = p .. 'r:' .. a[i]
-    redis.call('SET', p .. 'm:' .. a[i + 1], a[i])
-    local names = redis.call('HGET', record, 'n') or ''
+    call('SET', p .. 'm:' .. a[i + 1], a[i])
+    local names = call('HGET', record, 'n') or ''
     for at = 1, #names, 16 do
       if string.sub(names, at, at + 15) == a[i + 1] then
         return i + 2
       end
     end
-    redis.call('HSET', record, 'n', names .. a[i + 1])
+    call('HSET', record, 'n', names .. a[i + 1])
     return i + 2
   end,
   -- counts of bytes: of all, of anonymous callers
   B = function(p, a, i)
-    redis.call('HINCRBY', p .. 'journal', 'bytes', a[i])
-    redis.call('HINCRBY', p .. 'journal', 'anonymous', a[i + 1])
+    call('HINCRBY', p .. 'journal', 'bytes', a[i])
+    call('HINCRBY', p .. 'journal', 'anonymous', a[i + 1])
     return i + 2
   end,
   -- pass on the posts of an owner
@@ -182,14 +265,14 @@ local OPERATIONS = {
     local now = milliseconds()
     drop_expired(p, now)
     local key, expires_at = a[i], now + tonumber(a[i + 3]) * 1000
-    local before = redis.call('HGET', p .. 's:' .. key, 'o')
+    local before = call('HGET', p .. 's:' .. key, 'o')
     if before and before ~= a[i + 2] then
-      redis.call('ZREM', p .. 'sp:' .. before, key)
+      call('ZREM', p .. 'sp:' .. before, key)
     end
-    local order = redis.call('HINCRBY', p .. 'journal', 'order', 1)
-    redis.call('HSET', p .. 's:' .. key, 'r', a[i + 1], 'o', a[i + 2], 'n', order)
-    redis.call('ZADD', p .. 'sessions', expires_at, key)
-    redis.call('ZADD', p .. 'sp:' .. a[i + 2], expires_at, key)
+    local order = call('HINCRBY', p .. 'journal', 'order', 1)
+    call('HSET', p .. 's:' .. key, 'r', a[i + 1], 'o', a[i + 2], 'n', order)
+    call('ZADD', p .. 'sessions', expires_at, key)
+    call('ZADD', p .. 'sp:' .. a[i + 2], expires_at, key)
     return i + 4
   end,
   -- the end of a session: key
@@ -200,34 +283,19 @@ local OPERATIONS = {
   -- a grant: session, delivery, stream, grant, whether the stream is known to exist
   V = function(p, a, i)
     local session, delivery, stream = a[i], a[i + 1], a[i + 2]
-    local is_known = redis.call('EXISTS', p .. 's:' .. session) == 1
-    if is_known and (a[i + 4] == '1' or redis.call('EXISTS', p .. 'r:' .. stream) == 1) then
+    local is_known = call('EXISTS', p .. 's:' .. session) == 1
+    if is_known and (a[i + 4] == '1' or call('EXISTS', p .. 'r:' .. stream) == 1) then
       -- A delivery continues one stream: an older grant of it may name another.
-      local order = redis.call('HINCRBY', p .. 'journal', 'order', 1)
-      local at = p .. 'sg:' .. session
-      for _, field in ipairs(redis.call('HKEYS', at)) do
-        local length, rest = string.match(field, '^(%d+):(.*)$')
-        if string.sub(rest, tonumber(length) + 1) == delivery then
-          local other = string.sub(rest, 1, tonumber(length))
-          redis.call('HDEL', at, field)
-          redis.call('HDEL', p .. 'g:' .. other, #session .. ':' .. session .. delivery)
-        end
-      end
-      redis.call('HSET', at, #stream .. ':' .. stream .. delivery, '')
-      redis.call('HSET', p .. 'g:' .. stream, #session .. ':' .. session .. delivery, order .. ':' .. a[i + 3])
+      local order = call('HINCRBY', p .. 'journal', 'order', 1)
+      drop_delivery(p, session, delivery)
+      call('HSET', p .. 'sg:' .. session, field_of(stream, delivery), '')
+      call('HSET', p .. 'g:' .. stream, field_of(session, delivery), order .. ':' .. a[i + 3])
     end
     return i + 5
   end,
   -- the end of a grant: session, delivery
   W = function(p, a, i)
-    local at = p .. 'sg:' .. a[i]
-    for _, field in ipairs(redis.call('HKEYS', at)) do
-      local length, rest = string.match(field, '^(%d+):(.*)$')
-      if string.sub(rest, tonumber(length) + 1) == a[i + 1] then
-        redis.call('HDEL', at, field)
-        redis.call('HDEL', p .. 'g:' .. string.sub(rest, 1, tonumber(length)), #a[i] .. ':' .. a[i] .. a[i + 1])
-      end
-    end
+    drop_delivery(p, a[i], a[i + 1])
     return i + 2
   end,
   -- the end of all grants of a stream: stream
@@ -241,7 +309,7 @@ local OPERATIONS = {
 local function publish(p, streams)
   local changed = {}
   for _, stream in ipairs(streams) do
-    for _, follower in ipairs(redis.call('SMEMBERS', p .. 'f:' .. stream)) do
+    for _, follower in ipairs(call('SMEMBERS', p .. 'f:' .. stream)) do
       changed[follower] = changed[follower] or {}
       table.insert(changed[follower], stream)
     end
@@ -250,13 +318,13 @@ local function publish(p, streams)
     if wake(p, follower, 'c' .. table.concat(theirs, '\0')) == 0 then
       -- It is gone, or follows again once it has a connection.
       for _, stream in ipairs(theirs) do
-        redis.call('SREM', p .. 'f:' .. stream, follower)
+        call('SREM', p .. 'f:' .. stream, follower)
       end
     end
   end
   for _, stream in ipairs(streams) do
     if mark_of(p, stream) == ABSENT then
-      redis.call('DEL', p .. 'f:' .. stream)
+      call('DEL', p .. 'f:' .. stream)
     end
   end
 end
@@ -269,11 +337,11 @@ end
 local function commit(keys, args)
   local p = prefix_of(keys)
   local replica, number = args[1], tonumber(args[2])
-  local count = redis.call('HGET', p .. 'replicas', replica)
+  local count = call('HGET', p .. 'replicas', replica)
   if not count then
     return {is_gone(p, replica) and 'claimed' or 'unknown'}
   end
-  local stored = tonumber(redis.call('HGET', p .. 'commits', replica) or 0)
+  local stored = last_commit(p, replica)
   if stored < tonumber(args[3]) then
     return {'back', stored}
   end
@@ -291,26 +359,27 @@ local function commit(keys, args)
   if #changed > 1 then
     return changed
   end
-  redis.call('HSET', p .. 'commits', replica, args[2])
+  call('HSET', p .. 'commits', replica, args[2])
   local i = first
   while i <= #args do
     i = OPERATIONS[args[i]](p, args, i + 1)
   end
   publish(p, streams)
-  local counts = redis.call('HMGET', p .. 'journal', 'bytes', 'anonymous')
-  return {'done', tonumber(counts[1] or 0), tonumber(counts[2] or 0)}
+  return {'done', number_in(keys[1], 'bytes'), number_in(keys[1], 'anonymous')}
 end
 
 -- Open the journal: its schema, and what identifies the server. Answers the epoch, and the counts
 -- of bytes: of all, of anonymous callers.
 local function open(keys, args)
   local journal = keys[1]
-  redis.call('HSETNX', journal, 'schema', args[1])
-  if redis.call('HGET', journal, 'server') ~= args[2] then
-    redis.call('HSET', journal, 'server', args[2])
-    redis.call('HINCRBY', journal, 'epoch', 1)
+  call('HSETNX', journal, 'schema', args[1])
+  if call('HGET', journal, 'server') ~= args[2] then
+    call('HSET', journal, 'server', args[2])
+    call('HINCRBY', journal, 'epoch', 1)
   end
-  return redis.call('HMGET', journal, 'epoch', 'bytes', 'anonymous')
+  return {
+    number_in(journal, 'epoch'), number_in(journal, 'bytes'), number_in(journal, 'anonymous')
+  }
 end
 
 -- A replica is there: its name, the number of its last commit, and the newest schema that it knows.
@@ -318,67 +387,77 @@ end
 -- not entered.
 local function enter(keys, args)
   local p = prefix_of(keys)
-  local schema = tonumber(redis.call('HGET', keys[1], 'schema') or 0)
+  local schema = number_in(keys[1], 'schema')
   if schema > tonumber(args[3]) then
     return {0, schema}
   end
-  for _, gone in ipairs(redis.call('ZRANGE', p .. 'gone', '-inf', milliseconds(), 'BYSCORE', 'LIMIT', 0, 100)) do
-    redis.call('HDEL', p .. 'epochs', gone)
-    redis.call('ZREM', p .. 'gone', gone)
+  for _, gone in ipairs(call('ZRANGE', p .. 'gone', '-inf', milliseconds(), 'BYSCORE', 'LIMIT', 0, 100)) do
+    call('HDEL', p .. 'epochs', gone)
+    call('ZREM', p .. 'gone', gone)
   end
   if is_gone(p, args[1]) then
     return {-2, schema}
   end
-  redis.call('HSETNX', p .. 'replicas', args[1], 1)
-  redis.call('HSETNX', p .. 'commits', args[1], args[2])
-  redis.call('HSET', p .. 'schemas', args[1], args[3])
+  call('HSETNX', p .. 'replicas', args[1], 1)
+  call('HSETNX', p .. 'commits', args[1], args[2])
+  call('HSET', p .. 'schemas', args[1], args[3])
   return {1, schema}
 end
 
 -- Begin a newer schema once every replica that lives knows it: while older ones are replaced one
 -- after the other, all write what the oldest of them can read.
 local function raise_schema(p, journal, known)
-  local common, stored = tonumber(known), tonumber(redis.call('HGET', journal, 'schema') or 0)
+  local common, stored = tonumber(known), number_in(journal, 'schema')
   if common <= stored then
     return
   end
-  for _, replica in ipairs(redis.call('HKEYS', p .. 'replicas')) do
-    common = math.min(common, tonumber(redis.call('HGET', p .. 'schemas', replica) or 1))
+  for _, replica in ipairs(call('HKEYS', p .. 'replicas')) do
+    common = math.min(common, tonumber(call('HGET', p .. 'schemas', replica) or 1) or 1)
   end
-  redis.call('HSET', journal, 'schema', math.max(common, stored))
+  call('HSET', journal, 'schema', math.max(common, stored))
 end
 
 -- A replica leaves: its name. It owns nothing.
 local function leave(keys, args)
   local p = prefix_of(keys)
   for _, of in ipairs({'replicas', 'commits', 'epochs', 'schemas'}) do
-    redis.call('HDEL', p .. of, args[1])
+    call('HDEL', p .. of, args[1])
   end
-  redis.call('DEL', p .. 'in:' .. args[1])
+  call('DEL', p .. 'in:' .. args[1])
+end
+
+-- Whether the store has the keys of tokens with this hash: 0 yes, 1 no keys, 2 others. A replica that
+-- knows none has the hash ''.
+local function state_of_keys(p, hash)
+  local content = hash ~= '' and call('GET', p .. 'keys')
+  if hash == '' or content and redis.sha1hex(content) == hash then
+    return 0
+  end
+  return content and 2 or 1
 end
 
 -- Renew: name, the number of its last commit, what its commits survive, the newest schema that it
--- knows. Answers its state (0: unknown, -2: claimed, 1), the number of its last stored commit, the
--- epoch, and all counts.
+-- knows, the hash of the keys of tokens. Answers its state (0: unknown, -2: claimed, 1), the number
+-- of its last stored commit, the epoch, the state of the keys, and all counts.
 local function renew(keys, args)
   local p = prefix_of(keys)
-  local count = redis.call('HGET', p .. 'replicas', args[1])
-  local epoch = redis.call('HGET', keys[1], 'epoch') or '0'
+  local count = call('HGET', p .. 'replicas', args[1])
+  local epoch, of_keys = number_in(keys[1], 'epoch'), state_of_keys(p, args[5])
   if not count then
-    return {is_gone(p, args[1]) and -2 or 0, 0, epoch}
+    return {is_gone(p, args[1]) and -2 or 0, 0, epoch, of_keys}
   end
-  if count == '-1' then
-    redis.call('HSET', p .. 'replicas', args[1], 1)
-  else
-    redis.call('HINCRBY', p .. 'replicas', args[1], 1)
+  -- Also where another program has written what is no count.
+  local added = count ~= '-1' and redis.pcall('HINCRBY', p .. 'replicas', args[1], 1)
+  if type(added) ~= 'number' then
+    call('HSET', p .. 'replicas', args[1], 1)
   end
-  local stored = tonumber(redis.call('HGET', p .. 'commits', args[1]) or 0)
+  local stored = last_commit(p, args[1])
   if stored >= tonumber(args[2]) then
-    redis.call('HSET', p .. 'epochs', args[1], epoch .. ':' .. args[3])
+    call('HSET', p .. 'epochs', args[1], string.format('%.0f', epoch) .. ':' .. args[3])
   end
   raise_schema(p, keys[1], args[4])
-  local answer = {1, stored, epoch}
-  for _, each in ipairs(redis.call('HGETALL', p .. 'replicas')) do
+  local answer = {1, stored, epoch, of_keys}
+  for _, each in ipairs(call('HGETALL', p .. 'replicas')) do
     table.insert(answer, each)
   end
   return answer
@@ -387,8 +466,8 @@ end
 -- A replica has released its streams: its name.
 local function released(keys, args)
   local p = prefix_of(keys)
-  if redis.call('HEXISTS', p .. 'replicas', args[1]) == 1 then
-    redis.call('HSET', p .. 'replicas', args[1], -1)
+  if call('HEXISTS', p .. 'replicas', args[1]) == 1 then
+    call('HSET', p .. 'replicas', args[1], -1)
   end
   wake(p, '', 'r' .. args[1])
 end
@@ -397,19 +476,19 @@ end
 local function begin_claim(keys, args)
   local p = prefix_of(keys)
   for _, of in ipairs({'replicas', 'commits', 'schemas'}) do
-    redis.call('HDEL', p .. of, args[1])
+    call('HDEL', p .. of, args[1])
   end
   -- Its name is kept for a week, so that it is told when it comes back.
-  redis.call('ZADD', p .. 'gone', milliseconds() + 604800000, args[1])
-  return redis.call('HGET', p .. 'epochs', args[1])
+  call('ZADD', p .. 'gone', milliseconds() + 604800000, args[1])
+  return call('HGET', p .. 'epochs', args[1])
 end
 
 -- End a claim: the owner, who has no streams left. Posts about no stream, or forgotten ones, go.
 local function end_claim(keys, args)
   local p = prefix_of(keys)
-  if redis.call('ZCARD', p .. 'o:' .. args[1]) == 0 then
+  if call('ZCARD', p .. 'o:' .. args[1]) == 0 then
     pass_posts(p, args[1])
-    redis.call('DEL', p .. 'in:' .. args[1])
+    call('DEL', p .. 'in:' .. args[1])
   end
 end
 
@@ -417,7 +496,7 @@ end
 local function follow(keys, args)
   local p = prefix_of(keys)
   for i = 2, #args do
-    redis.call('SADD', p .. 'f:' .. args[i], args[1])
+    call('SADD', p .. 'f:' .. args[i], args[1])
   end
 end
 
@@ -425,7 +504,7 @@ end
 local function unfollow(keys, args)
   local p = prefix_of(keys)
   for i = 2, #args do
-    redis.call('SREM', p .. 'f:' .. args[i], args[1])
+    call('SREM', p .. 'f:' .. args[i], args[1])
   end
 end
 
@@ -438,7 +517,7 @@ local function post(keys, args)
     return 0
   end
   for i = 4, #args do
-    redis.call('XADD', p .. 'in:' .. owner, '*', 's', args[2], 'c', args[3] .. '.' .. i, 't', args[1], 'b', args[i])
+    call('XADD', p .. 'in:' .. owner, '*', 's', args[2], 'c', args[3] .. '.' .. i, 't', args[1], 'b', args[i])
   end
   wake(p, owner, 'p')
   return 1
@@ -449,16 +528,16 @@ local function send(keys, args)
   local p = prefix_of(keys)
   local counts
   if args[1] == '' then
-    counts = redis.call('HGETALL', p .. 'replicas')
+    counts = call('HGETALL', p .. 'replicas')
   else
-    counts = {args[1], redis.call('HGET', p .. 'replicas', args[1]) or '-1'}
+    counts = {args[1], call('HGET', p .. 'replicas', args[1]) or '-1'}
   end
   for i = 1, #counts, 2 do
     local replica = counts[i]
     local is_meant = args[1] ~= '' or replica ~= args[2]
-    if is_meant and tonumber(counts[i + 1]) >= 0 then
+    if is_meant and (tonumber(counts[i + 1]) or -1) >= 0 then
       for n = 5, #args do
-        redis.call('XADD', p .. 'in:' .. replica, '*', 'd', args[2], 'c', args[3] .. '.' .. n, 't', args[4], 'b', args[n])
+        call('XADD', p .. 'in:' .. replica, '*', 'd', args[2], 'c', args[3] .. '.' .. n, 't', args[4], 'b', args[n])
       end
       wake(p, replica, 'p')
     end
@@ -469,22 +548,22 @@ end
 local function receive(keys, args)
   local inbox = prefix_of(keys) .. 'in:' .. args[1]
   for i = 3, #args do
-    redis.call('XDEL', inbox, args[i])
+    call('XDEL', inbox, args[i])
   end
   if args[2] == '0' then
     return {}
   end
-  return redis.call('XRANGE', inbox, '-', '+', 'COUNT', args[2])
+  return call('XRANGE', inbox, '-', '+', 'COUNT', args[2])
 end
 
 -- A turn: its name, the holder, milliseconds. Answers whether the holder has it.
 local function turn(keys, args)
   local key = prefix_of(keys) .. 't:' .. args[1]
-  local holder = redis.call('GET', key)
+  local holder = call('GET', key)
   if holder and holder ~= args[2] then
     return 0
   end
-  redis.call('SET', key, args[2], 'PX', args[3])
+  call('SET', key, args[2], 'PX', args[3])
   return 1
 end
 
@@ -493,16 +572,16 @@ local function renew_turns(keys, args)
   local p = prefix_of(keys)
   for i = 2, #args, 2 do
     local key = p .. 't:' .. args[i]
-    if redis.call('GET', key) == args[i + 1] then
-      redis.call('PEXPIRE', key, args[1])
+    if call('GET', key) == args[i + 1] then
+      call('PEXPIRE', key, args[1])
     end
   end
 end
 
 local function end_turn(keys, args)
   local key = prefix_of(keys) .. 't:' .. args[1]
-  if redis.call('GET', key) == args[2] then
-    redis.call('DEL', key)
+  if call('GET', key) == args[2] then
+    call('DEL', key)
   end
 end
 
@@ -510,28 +589,34 @@ end
 -- the content that is kept.
 local function save_keys(keys, args)
   local key = prefix_of(keys) .. 'keys'
-  if (redis.call('GET', key) or '') == args[2] then
-    redis.call('SET', key, args[1])
+  if (call('GET', key) or '') == args[2] then
+    call('SET', key, args[1])
   end
-  return redis.call('GET', key)
+  return call('GET', key)
 end
 
 redis.register_function('@commit', commit)
--- The same for commits that free memory, and for what keeps the replicas going without any left.
-redis.register_function{function_name = '@commit_freeing', callback = commit, flags = {'allow-oom'}}
-redis.register_function{function_name = '@open', callback = open, flags = {'allow-oom'}}
-redis.register_function{function_name = '@enter', callback = enter, flags = {'allow-oom'}}
-redis.register_function{function_name = '@leave', callback = leave, flags = {'allow-oom'}}
-redis.register_function{function_name = '@renew', callback = renew, flags = {'allow-oom'}}
-redis.register_function{function_name = '@released', callback = released, flags = {'allow-oom'}}
-redis.register_function{function_name = '@begin_claim', callback = begin_claim, flags = {'allow-oom'}}
-redis.register_function{function_name = '@end_claim', callback = end_claim, flags = {'allow-oom'}}
-redis.register_function{function_name = '@follow', callback = follow, flags = {'allow-oom'}}
-redis.register_function{function_name = '@unfollow', callback = unfollow, flags = {'allow-oom'}}
-redis.register_function{function_name = '@post', callback = post, flags = {'allow-oom'}}
-redis.register_function{function_name = '@send', callback = send, flags = {'allow-oom'}}
-redis.register_function{function_name = '@receive', callback = receive, flags = {'allow-oom'}}
-redis.register_function{function_name = '@turn', callback = turn, flags = {'allow-oom'}}
-redis.register_function{function_name = '@renew_turns', callback = renew_turns, flags = {'allow-oom'}}
-redis.register_function{function_name = '@end_turn', callback = end_turn, flags = {'allow-oom'}}
 redis.register_function('@save_keys', save_keys)
+-- All others free memory, or keep the replicas going where none is left.
+local NEED_NO_MEMORY = {
+  {'@commit_freeing', commit},
+  {'@open', open},
+  {'@enter', enter},
+  {'@leave', leave},
+  {'@renew', renew},
+  {'@released', released},
+  {'@begin_claim', begin_claim},
+  {'@end_claim', end_claim},
+  {'@follow', follow},
+  {'@unfollow', unfollow},
+  {'@post', post},
+  {'@send', send},
+  {'@receive', receive},
+  {'@turn', turn},
+  {'@renew_turns', renew_turns},
+  {'@end_turn', end_turn},
+}
+for i = 1, #NEED_NO_MEMORY do  -- the store knows no `pairs` while it loads a library
+  local name, callback = NEED_NO_MEMORY[i][1], NEED_NO_MEMORY[i][2]
+  redis.register_function{function_name = name, callback = callback, flags = {'allow-oom'}}
+end

@@ -25,6 +25,7 @@ FIRST_RUNS: Final = 2  # of a stream whose usual length is unknown: it may have 
 RUNS_AT_ONCE: Final = 256
 RUNS_AT_FIRST: Final = 64  # before the runs that are next have been seen
 USUAL_MAX: Final = 10_000  # streams whose usual length of runs is remembered
+LAST_ID: Final = b"18446744073709551615-18446744073709551615"  # XRANGE takes no id behind it
 AHEAD_MAX: Final = 8  # streams that are read ahead at the same time; about 256 KiB each
 AHEAD_S: Final = 1.0  # after which a client is known to be slow, or gone
 
@@ -48,7 +49,10 @@ class Lines:
         self._ahead: dict[str, _Ahead] = {}
 
     async def read(self, stream: str, after: int, bytes_max: int) -> Sequence[Run]:
-        """See `Journal.read`. It passes over lines that were lost, and stops before them."""
+        """See `Journal.read`. It passes over lines that were lost, and stops before them.
+
+        Entries of other programs are ignored. The next commit of lines removes those at the end.
+        """
         entries, has_more = await self._entries(stream, after, bytes_max)
         runs: list[Run] = []
         for entry_id, fields in entries:
@@ -57,8 +61,11 @@ class Lines:
                 if runs:
                     break
                 after = max(after, last)
-            else:
+            elif fields[0] == codec.LINES and count and fields[1].endswith(b"\n"):
                 runs.append(Run(last + 1 - count, count, fields[1]))
+            else:
+                complaints, part = self._link.servers.complaints, f"entry {entry_id.decode()}"
+                complaints.ignored(f"{self._prefix}l:{stream}", "it is no run of lines", part)
         found = joined(runs, after, bytes_max)
         if found and has_more:
             self._read_ahead(stream, found[-1].last, bytes_max)
@@ -79,13 +86,14 @@ class Lines:
             known = RUNS_AT_ONCE if found else RUNS_AT_FIRST
             most = min(max(1, (bytes_max - size) // usual), known) if usual else FIRST_RUNS
             first = b"(" + found[-1][0] if found else b"%d-0" % (after + 1)
-            some: list[Any] = await self._link.call(*self._xrange(stream, first, most))
+            [some] = await self._link.read([self._xrange(stream, first, most)])
+            some = some or []  # None for a key of another type
             found += some
             if not found:
                 return found, False
             usual = self._remember(stream, found)
             size = usual * len(found)
-            if len(some) < most:
+            if len(some) < most or found[-1][0] == LAST_ID:
                 return found, False
             if size + usual > bytes_max:
                 break

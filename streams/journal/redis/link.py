@@ -44,6 +44,7 @@ from streams.errors import Full, JournalError, JournalUnusable, StoreAway, Unava
 from streams.forks import withhold
 from streams.journal.redis import library
 from streams.journal.redis.addresses import Address, Host
+from streams.journal.redis.damage import Complaints, text_of
 
 RECEIVE_BYTES: Final = 256 * 1024  # of one piece, where a stored run has up to 252 KiB
 CALL_S: Final = 5.0  # a call takes so long at most, unless the journal is opened with another time
@@ -56,6 +57,8 @@ MOVES_MAX: Final = 3  # how often a call follows a slot to another node
 _AGAIN: Final = re.compile(
     r"^(MASTERDOWN|NOREPLICAS|MISCONF|BUSY|UNKILLABLE|NOTREADY|CLUSTERDOWN|LOADING|TRYAGAIN)"
 )
+_DAMAGED: Final = "DAMAGED "  # an error of our functions, which names the key
+_WHERE: Final = " script: "  # and before the function, which tells an operator nothing
 _SILENT: Final = "it did not answer in time"
 _NO_FUNCTION: Final = re.compile(r"function not found", re.IGNORECASE)
 
@@ -78,9 +81,13 @@ class NoFunction(Exception):
     """The server does not have our functions (yet, or any more)."""
 
 
+class Refused(StoreAway):
+    """The store refuses a command of a journal that is open, until its user or a key is mended."""
+
+
 def meaning(error: BaseException, address: Address) -> Exception:
     """The meaning of an error of a call: a `JournalError`, `Moved` or `NoFunction`."""
-    text = str(error) or type(error).__name__
+    text = str(error).partition(_WHERE)[0] or type(error).__name__
     match error:
         case AskError():  # and MOVED
             return Moved((error.host, error.port))
@@ -90,11 +97,6 @@ def meaning(error: BaseException, address: Address) -> Exception:
             return _not_allowed(text, address)
         case AuthenticationError():
             return JournalUnusable(f"{address} refuses the password ({text}): {_login(address)}.")
-        case WrongTypeError():
-            return JournalUnusable(
-                f"Keys of {address} with the prefix {address.prefix!r} are those of another "
-                f"program ({text}): choose another prefix, with ?prefix=."
-            )
         case BusyLoadingError() | ClusterDownError() | TryAgainError():
             return StoreAway(f"{address} is not ready: {text}")
         case UnknownCommandError() | ProtocolError():
@@ -119,6 +121,8 @@ def _other_meaning(text: str, address: Address) -> Exception:
         return Moved(None)
     if "NOPERM" in text or "ACL failure" in text:
         return _not_allowed(text, address)
+    if text.startswith(_DAMAGED):
+        return _damaged(text.removeprefix(_DAMAGED), address)
     if _AGAIN.match(text):
         return StoreAway(f"{address} is not ready: {text}")
     return JournalUnusable(f"{address} answers: {text}")
@@ -160,6 +164,13 @@ def _not_allowed(text: str, address: Address) -> JournalUnusable:
     )
 
 
+def _damaged(text: str, address: Address) -> JournalUnusable:
+    return JournalUnusable(
+        f"Keys of {address} with the prefix {address.prefix!r} are those of another program "
+        f"({text}): delete what it has written, or choose another prefix, with ?prefix=."
+    )
+
+
 class Servers:
     """Finds the server that takes writes, and connects to it."""
 
@@ -173,6 +184,18 @@ class Servers:
         self._next_at = -math.inf  # when the next one may be made
         self._connected_at = -math.inf
         self.key = f"{{{address.prefix}}}:journal"
+        self.complaints = Complaints()
+        self.is_open = False  # the journal is in use, so that what can be mended is waited for
+
+    def refused(self, error: JournalUnusable) -> JournalError:
+        """The error of a call that the store refuses. It ends a server that starts, and no other:
+        one that runs says once what is wrong, and waits.
+        """
+        if not self.is_open:
+            return error
+        event = "the store refuses a command: this replica waits until that is mended"
+        self.complaints.warn(event, str(error), why=str(error))
+        return Refused(str(error))
 
     def connected(self) -> None:
         """A link has a connection, so the others may try at once."""
@@ -233,12 +256,8 @@ class Servers:
         except (RedisError, OSError, trio.TooSlowError, AssertionError) as error:
             cause = error.__cause__ if isinstance(error.__cause__, RedisError | OSError) else error
             meant = meaning(cause, self.address)
-            # A store that once took the password may have restarted without its users: replicas
-            # wait until it is mended, and do not all end at once.
-            if isinstance(cause, AuthenticationError) and self._connected_at > -math.inf:
-                raise StoreAway(str(meant)) from error
-            if isinstance(meant, JournalError) and not isinstance(meant, Unavailable):
-                raise meant from error
+            if isinstance(meant, JournalUnusable):
+                raise self.refused(meant) from error
             why = _reason(cause)
             if self._tls is not None and why is _SILENT:
                 why += ": is it a port for TLS?"
@@ -308,6 +327,8 @@ class Servers:
         except LOST as error:
             connection.invalidate()
             meant = meaning(error, self.address)
+            if isinstance(meant, JournalUnusable):
+                raise self.refused(meant) from error
             raise meant if isinstance(meant, JournalError) else StoreAway(str(error)) from error
 
 
@@ -431,11 +452,32 @@ class Link:
         """The command that calls a function of the library."""
         return (b"FCALL", library.function(name), 1, self.servers.key, *arguments)
 
+    async def read(self, commands: Sequence[Command]) -> list[Any]:
+        """As `calls`, for commands that read a key of one stream or session each.
+
+        The answer for a key of another type is None, as if it were absent.
+        """
+        return await self._follow(commands, is_lenient=True)
+
+    async def if_allowed(self, *command: Any) -> Any:
+        """The answer to one command; None if the store refuses it."""
+        try:
+            [answer] = await self._calls([command])
+        except JournalUnusable:
+            return None
+        return answer
+
     async def calls(self, commands: Sequence[Command]) -> list[Any]:
         """Commands in one write, and their answers. One error fails all."""
+        return await self._follow(commands, is_lenient=False)
+
+    async def _follow(self, commands: Sequence[Command], *, is_lenient: bool) -> list[Any]:
+        """Call where the keys and functions are now."""
         for _ in range(MOVES_MAX):
             try:
-                return await self._calls(commands)
+                return await self._calls(commands, is_lenient=is_lenient)
+            except JournalUnusable as error:
+                raise self.servers.refused(error) from error
             except Moved as moved:
                 self.servers.moved(moved.host)
                 self.drop()
@@ -453,13 +495,13 @@ class Link:
             await self._calls([(b"FUNCTION", b"LOAD", library.CODE)])
         except JournalUnusable as error:
             if "already exists" not in str(error):
-                raise
+                raise self.servers.refused(error) from error
         except Moved as moved:
             self.servers.moved(moved.host)
             self.drop()
             raise StoreAway(f"{self.servers.address} takes no writes now") from None
 
-    async def _calls(self, commands: Sequence[Command]) -> list[Any]:
+    async def _calls(self, commands: Sequence[Command], *, is_lenient: bool = False) -> list[Any]:
         connection = await self.connection()
         requests = []
         try:
@@ -471,8 +513,15 @@ class Link:
             answers: list[Any] = [await request for request in requests]
         except LOST as error:  # the connection was lost before all were queued
             raise meaning(error, self.servers.address) from error
-        for answer in answers:
+        for number, answer in enumerate(answers):
             if isinstance(answer, BaseException):
+                if isinstance(answer, WrongTypeError):
+                    key = text_of(commands[number][1])
+                    if not is_lenient:
+                        raise _damaged(f"{key}: {answer}", self.servers.address) from answer
+                    self.servers.complaints.ignored(key, answer)
+                    answers[number] = None
+                    continue
                 if not isinstance(answer, ResponseError):
                     connection.invalidate()  # what comes later is not for the next call
                 raise meaning(answer, self.servers.address) from answer

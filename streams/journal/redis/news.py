@@ -18,6 +18,7 @@ from streams.clock import backoff_s
 from streams.errors import JournalError, JournalUnusable, StoreAway, Unavailable
 from streams.journal.contract import News, Post
 from streams.journal.records import Record
+from streams.journal.redis import codec
 from streams.journal.redis.link import LOST, Link, Moved, Servers, meaning
 from streams.journal.redis.writer import look_up, looked_up
 
@@ -122,12 +123,12 @@ class Listener:
     def _take(self, message: bytes) -> None:
         match message[:1]:
             case b"c":
-                streams = (each.decode() for each in message[1:].split(b"\0"))
+                streams = message[1:].decode(errors="replace").split("\0")
                 self._changed.update(self._following.intersection(streams))
             case b"p":
                 self._has_posts = True
             case b"r":
-                self._has_released |= message[1:].decode() != self._replica()
+                self._has_released |= message[1:] != self._replica().encode()
         self._wake.set()
 
     def listen_anew(self) -> None:
@@ -146,13 +147,13 @@ class Listener:
         self._following.add(stream)  # news may come before the answer does
         follow = self._link.function_command("follow", self._replica(), stream)
         try:
-            _, found = await self._link.calls([follow, look_up(self._link, stream)])
+            _, found = await self._link.read([follow, look_up(self._link, stream)])
         except BaseException:
             if not was_followed:
                 self._following.discard(stream)
             raise
         self._following.add(stream)  # another call of this may have failed meanwhile
-        return looked_up(stream, found).record
+        return looked_up(self._link, stream, found).record
 
     async def unfollow(self, stream: str) -> None:
         """End `follow`."""
@@ -183,11 +184,16 @@ class Listener:
         try:
             entries = await self._receive(POSTS_AT_ONCE)
             for entry_id, fields in entries:
-                _, sender, _, count, _, stream, _, body = fields
                 self._fetched_ids.append(entry_id)
-                if (sender, count) not in self._remembered:
-                    self._remembered[sender, count] = None
-                    self._posts.append(Post(sender.decode(), stream.decode(), body))
+                found = self._servers.complaints.decoded(
+                    f"{self._prefix}in:{self._replica()}",
+                    codec.post_of,
+                    fields,
+                    part=f"entry {entry_id.decode()}",
+                )
+                if found is not None and found[0] not in self._remembered:
+                    self._remembered[found[0]] = None
+                    self._posts.append(found[1])
             while len(self._remembered) > REMEMBERED_MAX:
                 self._remembered.popitem(last=False)
             self._has_posts |= len(entries) == POSTS_AT_ONCE
@@ -218,6 +224,8 @@ def _unavailable(errors: BaseExceptionGroup[Any], servers: Servers) -> JournalEr
     if isinstance(found, JournalError):
         return found
     meant = meaning(found, servers.address)
+    if isinstance(meant, JournalUnusable):
+        return servers.refused(meant)
     if isinstance(meant, Moved):
         servers.moved(meant.host)
     return meant if isinstance(meant, JournalError) else StoreAway(str(found))

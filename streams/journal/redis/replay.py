@@ -52,13 +52,6 @@ class Recent:
             self._size -= dropped.size
             self._dropped = dropped.number
 
-    def drop_all(self) -> None:
-        """Keep nothing of what was committed so far."""
-        if self._commits:
-            self._dropped = self._commits[-1].number
-        self._commits.clear()
-        self._size = 0
-
     def since(self, number: int) -> tuple[list[Change], bool]:
         """The changes after the commit `number`, and whether these are all."""
         found = [commit for commit in self._commits if commit.number > number]

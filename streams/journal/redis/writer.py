@@ -50,6 +50,8 @@ JUMP: Final = 2**32
 # How long a commit waits for replicas of the store, as a part of the time for a call.
 WAIT_PART: Final = 0.8
 CLAIMED: Final = -2  # the state of a replica whose streams are claimed
+KEYS_GONE: Final = 1  # the state of the keys of tokens in the store
+KEYS_DIFFER: Final = 2
 NEVER: Final = 2**53  # a number of a commit that is never reached
 _FREEING: Final = (Ack, Close, Forget, Evict, DropSession, DropGrant)
 
@@ -84,6 +86,7 @@ class Writer:
         self.bytes = self.anonymous_bytes = 0  # of all streams in the store, as last told
         self.epoch = 0
         self.has_gone_back = False  # perhaps: what no commit brings back may be lost
+        self.keys_mark = ""  # the hash of the keys of tokens that the store should have
         self.has_entered = False  # others may know this replica
         self.wanted: Counter[str] = Counter()  # the wanted streams that it owns, by principal
         self._turn = trio.StrictFIFOLock()
@@ -175,29 +178,54 @@ class Writer:
         # An heir leaves no numbers out of streams that their owner vouches for.
         vouches = not self._is_torn and self._replay_since is None
         vouched = confirmed if vouches else NEVER
-        state, stored, epoch, *found = await link.function(
-            "renew", name, vouched, self._promise(), codec.SCHEMA
+        state, stored, epoch, keys, *found = await link.function(
+            "renew", name, vouched, self._promise(), codec.SCHEMA, self.keys_mark
         )
         self.epoch = max(self.epoch, int(epoch))
-        if not state or stored < confirmed or int(epoch) != self._counts_epoch:
+        self._look_at_keys(keys)
+        is_behind = not state or stored < confirmed
+        if is_behind or int(epoch) != self._counts_epoch:
             self._lost_counts |= self._counts
             self._lost_counts_until = asked_at + 2 * self._lease_s
             self._counts_epoch = int(epoch)
             self.has_gone_back = True
         if name != self.replica:
             return None
+        self._number = max(self._number, stored)  # it is higher if another program has set it
         if state == CLAIMED:
             self._disown()
             await link.function("enter", self.replica, 0, codec.SCHEMA)  # others answer to it
             return None
-        if not state or stored < confirmed or self._replay_since is not None:
+        if is_behind or self._replay_since is not None:
             await self._mend()
             return None
         self._recent.drop_old(asked_at)
-        self._counts = {
-            key.decode(): int(count) for key, count in zip(found[::2], found[1::2], strict=True)
-        }
+        self._counts = self._counts_in(found)
         return self._with_lost_counts()
+
+    def _counts_in(self, found: Sequence[bytes]) -> dict[str, int]:
+        """The counts of all replicas. One that is no number stays as it was, or is ignored."""
+        counts: dict[str, int] = {}
+        for field, stored in zip(found[::2], found[1::2], strict=True):
+            replica = field.decode(errors="replace")
+            count = self._servers.complaints.decoded(
+                f"{self._prefix}replicas", int, stored, part=f"field {replica}"
+            )
+            count = self._counts.get(replica) if count is None else count
+            if count is not None:
+                counts[replica] = count
+        return counts
+
+    def _look_at_keys(self, found: int) -> None:
+        """Whether the store has the keys of tokens that this replica uses."""
+        self.has_gone_back |= found == KEYS_GONE
+        if found == KEYS_DIFFER:
+            event = (
+                "the store has other keys of tokens than this replica: send it SIGHUP to read "
+                "them, or restore its own"
+            )
+            key = f"{self._prefix}keys"
+            self._servers.complaints.warn(event, key, key=key)
 
     def _with_lost_counts(self) -> Mapping[str, int]:
         """The counts, and those of replicas that a store which has gone back does not know.
@@ -296,8 +324,8 @@ class Writer:
         if verified is None:
             epoch, promise = codec.parse_mark(mark).epoch, self._promise()
         else:
-            found, _, promise = verified.decode().partition(":")
-            epoch = int(found)
+            found, _, promise = verified.decode(errors="replace").partition(":")
+            epoch = int(found) if found.isdecimal() else -1
         if epoch == self.epoch or promise == "replicas":
             return False
         return not (promise == "disk" and self.settings and not self.settings.was_promoted)
@@ -548,24 +576,30 @@ class Writer:
 
 async def fetch(link: Link, streams: Sequence[str]) -> list[Known]:
     """Streams as the store has them, in one round trip."""
-    commands = [look_up(link, stream) for stream in streams]
-    found = await link.calls(commands)
-    return [looked_up(stream, each) for stream, each in zip(streams, found, strict=True)]
+    found = await link.read([look_up(link, stream) for stream in streams])
+    return [looked_up(link, stream, each) for stream, each in zip(streams, found, strict=True)]
 
 
 def look_up(link: Link, stream: str) -> Sequence[Any]:
     """The command that reads a stream's record; `looked_up` takes its answer."""
-    key = f"{{{link.servers.address.prefix}}}:r:{stream}"
-    return (b"HMGET", key, b"k", b"p", b"i", b"o")
+    return (b"HMGET", _key(link, stream), b"k", b"p", b"i", b"o")
 
 
-def looked_up(stream: str, answer: Sequence[bytes | None]) -> Known:
-    """A stream as the store has it."""
-    k, p, i, o = answer
+def looked_up(link: Link, stream: str, answer: Sequence[bytes | None] | None) -> Known:
+    """A stream as the store has it. An unreadable record counts as absent, but has its mark."""
+    k, p, i, o = answer or (None, None, None, None)
     if k is None:
         return Known()
-    record, size = codec.record_of(stream, k, p or b"", i or b"", o or b"")
+    fields = (stream, k, p or b"", i or b"", o or b"")
+    found = link.servers.complaints.decoded(_key(link, stream), codec.record_of, *fields)
+    if found is None:
+        return Known(None, k)
+    record, size = found
     return Known(record, k, ((record.last, size),) if size else ())
+
+
+def _key(link: Link, stream: str) -> str:
+    return f"{{{link.servers.address.prefix}}}:r:{stream}"
 
 
 def _fenced(change: Change) -> Fenced:
@@ -577,8 +611,10 @@ def _unindexed(
 ) -> Iterable[Any]:
     """The operations that remove members of an owner's index whose streams are not its own."""
     for stream, member in members.items():
-        record = known[stream].record
-        if record is None or record.owner != owner:
+        record, mark = known[stream].record, known[stream].mark
+        if record is None and mark:  # it cannot be read, so no replica can own it
+            yield from ("M", f"o:{owner}", member)
+        elif record is None or record.owner != owner:
             yield from ("Z", owner, stream, member)
 
 

@@ -4,6 +4,7 @@ A POST has one message. The HTTP response to a request is a `Connection` of its 
 the JSON-RPC response. After a cut, a GET with the id of the last event resumes that response.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -16,11 +17,14 @@ from streams.auth.bearer import challenge
 from streams.engine.connection import Connection
 from streams.engine.framing import Framing, Lone, Numbered, Plain
 from streams.engine.notices import STANDING, Notices
+from streams.engine.retry import patiently
 from streams.engine.sessions import HttpSession, SessionEventIds, new_session
 from streams.errors import (
     InsufficientScope,
     JournalUnusable,
+    Overtaken,
     Refusal,
+    StoreAway,
     Unavailable,
     first_of,
 )
@@ -56,6 +60,10 @@ PRIMING_SINCE: Final = "2025-11-25"
 
 # The body of a GET or a DELETE is ignored. Some clients send a short one.
 IGNORED_BYTES_MAX: Final = 1024
+
+# How long a GET waits while the store is away. The official SDKs try to resume a few times within
+# 2 s, and give the call up then. Balancers wait for longer than this for any response.
+HELD_S: Final = KEEP_ALIVE_S
 
 _T = TypeVar("_T")
 _Method = Callable[[Request, Responder, float], Awaitable[None]]  # with when it was asked
@@ -104,19 +112,54 @@ class HttpEndpoint:
     async def _answer(self, request: Request, responder: Responder, asked_at: float) -> None:
         try:
             method = self._route(request)
-            await self._fetch_session(request)
+            await self._fetch_session(request, responder, asked_at)
             await method(request, responder, asked_at)
         except HttpError as error:
             request_id = await self._work(request, partial(messages.salvage_id, request.body))
             body = error_line(request_id, error.refusal)
             await responder.respond(error.status, (*content(JSON), *error.headers), body)
 
-    async def _fetch_session(self, request: Request) -> None:
-        if (session_id := request.headers.get(SESSION)) is not None:
-            try:
-                await self._engine.sessions.fetch(session_id)
-            except Unavailable as error:
-                raise HttpError(503, journal_unavailable(error)) from None
+    async def _fetch_session(self, request: Request, responder: Responder, asked_at: float) -> None:
+        if (session_id := request.headers.get(SESSION)) is None:
+            return
+        try:
+            await self._engine.sessions.fetch(session_id)
+        except Unavailable as error:
+            if request.method != "GET" or not isinstance(error, StoreAway):
+                raise _not_now(error) from None
+            fetch = partial(self._engine.sessions.fetch, session_id)
+            await self._hold(responder, asked_at, fetch, error)
+
+    async def _hold(
+        self,
+        responder: Responder,
+        asked_at: float,
+        ask: Callable[[], Awaitable[None]],
+        trouble: StoreAway,
+    ) -> None:
+        """Hold the response to a GET until the store answers `ask`.
+
+        Raises `HttpError` after `HELD_S`, or where the client has gone, or this replica ends.
+        """
+        is_answered = False
+
+        async def give_up_after(event: Callable[[], Awaitable[None]]) -> None:
+            await event()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.cancel_scope.deadline = asked_at + HELD_S
+            nursery.start_soon(give_up_after, responder.gone)
+            nursery.start_soon(give_up_after, self._engine.leaving.wait)
+            await patiently(ask)
+            is_answered = True
+            nursery.cancel_scope.cancel()
+        if not is_answered:
+            raise _not_now(trouble)
+        try:
+            await ask()  # again, since other tasks have run since the answer
+        except Unavailable as error:
+            raise _not_now(error) from None
 
     def _route(self, request: Request) -> _Method:
         if request.path != self._path:
@@ -155,7 +198,7 @@ class HttpEndpoint:
             if line is None:
                 await self._engine.handed_on()
         except Unavailable as error:
-            raise HttpError(503, journal_unavailable(error)) from None
+            raise _not_now(error) from None
         if is_request:
             assert line is not None
             await self._engine.sessions.save_settings(session)
@@ -191,12 +234,9 @@ class HttpEndpoint:
         if session.revision is not None:
             try:
                 await self._engine.sessions.add(session)
-            except Refusal as refused:
+            except (Refusal, Unavailable) as error:
                 session.on_end()
-                raise HttpError(503, refused) from None
-            except Unavailable as error:
-                session.on_end()
-                raise HttpError(503, journal_unavailable(error)) from None
+                raise _not_now(error) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)
 
@@ -266,12 +306,17 @@ class HttpEndpoint:
         operations = self._engine.operations
         try:
             await operations.load(session, last_event)
+        except StoreAway as error:
+            load = partial(operations.load, session, last_event)
+            await self._hold(responder, asked_at, load, error)
+            session = self._session(request)  # it may be over
+        except Unavailable as error:
+            raise _not_now(error) from None
+        try:
             event_id = self._engine.sessions.parse(session, last_event)
             has_more = operations.has_more(session, event_id)
         except Refusal as refused:
             raise HttpError(400, refused) from None
-        except Unavailable as error:
-            raise HttpError(503, journal_unavailable(error)) from None
         if not has_more:
             raise HttpError(405, "This response is complete: there is nothing to resume.", _ALLOW)
         framing = self._framing(session, EVENTS, may_be_json=False)
@@ -280,6 +325,8 @@ class HttpEndpoint:
         async def begin(connection: Connection) -> None:
             try:
                 operations.resume_response(connection, event_id)
+            except Overtaken:
+                pass  # the response has no events: the newer one has them
             except Refusal as refused:
                 line = error_line(operations.request_id(event_id), refused)
                 await channel.send(end_event(last_event, line))
@@ -320,10 +367,8 @@ class HttpEndpoint:
         session = self._session(request)
         try:
             await self._engine.sessions.close(session)
-        except Refusal as refused:
-            raise HttpError(503, refused) from None
-        except Unavailable as error:
-            raise HttpError(503, journal_unavailable(error)) from None
+        except (Refusal, Unavailable) as error:
+            raise _not_now(error) from None
         await responder.respond(200)
 
     # Common to several methods
@@ -351,6 +396,13 @@ class HttpEndpoint:
         if session is None:
             raise HttpError(404, "Unknown session: initialize again.")
         return session
+
+
+def _not_now(error: Refusal | Unavailable) -> HttpError:
+    refused = journal_unavailable(error) if isinstance(error, Unavailable) else error
+    wait_s = (refused.data or {}).get("retryAfter")
+    headers = () if wait_s is None else (("retry-after", f"{math.ceil(wait_s)}"),)
+    return HttpError(503, refused, headers)
 
 
 async def _send_notices(channel: ResponseChannel, notices: Notices, position: int) -> None:

@@ -253,6 +253,7 @@ async def test_where_room_is_short_who_has_much_to_say_waits(autojump_clock: Moc
         assert [source.durable for source in (much, little, last)] == [-1, 1, 1]
         with pytest.raises(Refusal, match=r"\(little is left\): try again later"):
             committer.check()
+        assert committer.why_not == "", "clients must come in to confirm what they have"
         much.can_wait = False  # it has ended
         much.say("the end")
         await committer.commit_done()

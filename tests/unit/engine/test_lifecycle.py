@@ -300,6 +300,18 @@ def test_the_undelivered_stay_limited_when_messages_grow() -> None:
     assert (state.handed - state.delivered) * 256 * KIB <= 640 * KIB + 256 * KIB
 
 
+def test_lost_lines_take_no_room() -> None:
+    """The client knows that the store has lost them, and resumes behind them."""
+    state = a_state(Limits(unsent_bytes_max=300))
+    while state.add(b"x" * 99 + b"\n"):
+        commit(state)
+    assert (state.last, state.has_room) == (3, False)
+    state.deliver(2)
+    assert state.has_room
+    state.deliver(3)
+    assert state.kept_bytes == 0
+
+
 def test_what_was_only_just_written_is_not_taken_for_delivered() -> None:
     state = a_state(Limits(undelivered_bytes_max=10))
     state.attach(0, confirms=False)

@@ -7,7 +7,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
-from streams.engine.replicas import BEATS
+from streams.engine import posts
+from streams.engine.leases import BEATS
 from tests.rigs import idempotency
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import (
@@ -298,6 +299,26 @@ async def test_a_client_that_cancels_its_resume_elsewhere_leaves_the_call(
     assert not theirs.steps.was_cancelled
 
 
+async def test_a_client_that_was_displaced_cancels_nothing(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its replica may hear later than the owner that it was displaced."""
+    ours, theirs = await replicas.two()
+    _, stream = await begun(theirs)
+    talker, newest = await ours.dial(), await theirs.dial()
+    await talker.ask(2, "stream/resume", **named(stream), after=0)
+    await talker.announced()
+    await newest.ask(3, "stream/resume", **named(stream), after=0)
+    await newest.announced()
+    (followed,) = ours.running.engine._replicas._followed.values()  # type: ignore[union-attr]
+    followed._home.post(followed.id, posts.Stopped(number=1))
+    await wait_all_tasks_blocked()
+    assert not theirs.steps.was_cancelled
+    followed._home.post(followed.id, posts.Stopped())
+    await wait_all_tasks_blocked()
+    assert theirs.steps.was_cancelled
+
+
 async def test_a_retry_with_its_key_has_its_own_progress_token_elsewhere(
     replicas: Replicas,
     autojump_clock: MockClock,
@@ -334,3 +355,15 @@ async def test_polls_tell_the_status_of_another_replicas_stream(
     ended = await talker.poll(4, stream)
     assert (ended["status"], ended["hasError"]) == ("completed", True)
     assert ended == await (await theirs.dial()).poll(4, stream)
+
+
+async def test_the_first_calls_of_a_principal_may_come_at_once(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Each of them needs to know how many streams the principal has at other replicas."""
+    ours, _ = await replicas.two()
+    talkers = [await ours.dial(principal="alice") for _ in range(3)]
+    for talker in talkers:
+        await talker.call(1, "step")
+    for talker in talkers:
+        await talker.announced()

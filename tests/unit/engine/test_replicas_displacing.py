@@ -1,7 +1,9 @@
 """The newest connection wins at any replica. Event ids, pages, tokens and keys lead there."""
 
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+from typing import Any
 
 import pytest
 import trio
@@ -10,17 +12,23 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Server
 from streams.backends import PatienceSettings
 from streams.engine import posts
+from streams.engine.connection import Session
+from streams.engine.stream import Stream
 from streams.exchange import Caller
+from streams.journal.records import Outcome, Record
+from streams.journal.sessions import Grant
 from streams.keys import Keyring
+from streams.messages import Run
 from tests.rigs import idempotency
 from tests.rigs.pages import counting
-from tests.rigs.replicas import Replicas, open_replicas
+from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import (
     EXTENDED,
     PLAIN,
     POSITIONS,
     REQUESTS,
     RESUME_REQUEST,
+    Talker,
     is_last,
     named,
     next_of,
@@ -31,7 +39,7 @@ from tests.rigs.server import (
     text_of,
 )
 from tests.rigs.shared_memory import LEASE_S
-from tests.rigs.web import logged
+from tests.rigs.web import EVENTS, logged
 
 MAX_S = 600.0
 ALICE = Caller("alice", lambda: math.inf)
@@ -227,6 +235,74 @@ async def test_a_response_goes_on_at_another_replica_behind_the_last_event(
     assert third.status == 405, "nothing is left"
 
 
+@pytest.mark.parametrize("first_at", ["the owner", "elsewhere"])
+@pytest.mark.parametrize("newest_at", ["the owner", "elsewhere"])
+@pytest.mark.parametrize("waits_s", [0.0, 0.05, 0.3])
+async def test_of_two_gets_of_a_response_the_older_one_ends_in_silence(
+    replicas: Replicas, autojump_clock: MockClock, first_at: str, newest_at: str, waits_s: float
+) -> None:
+    """An SDK takes an error there for the answer to its call.
+
+    The older one may have `waits_s` for the store, while the newest one has not.
+    """
+    await trio.sleep(1)
+    owner, other = await replicas.two()
+    places = {"the owner": owner, "elsewhere": other}
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    await call.hang_up()
+    inner = places[first_at].reached.inner
+    find, lookups = inner.grants, count()
+
+    async def grants(stream: str) -> Sequence[Grant]:
+        if next(lookups) == 0:
+            await trio.sleep(waits_s)
+        return await find(stream)
+
+    inner.grants = grants  # type: ignore[method-assign]
+    gets = []
+    for place in first_at, newest_at:
+        client = await places[place].browse(PLAIN, browser.session)
+        gets.append(client.ask("GET", accept=EVENTS, last_event_id=call.ids[0]))
+        await trio.sleep(0.01)
+    await trio.sleep(0.5)
+    owner.steps.finish()
+    await trio.sleep(0.5)
+    assert all(get.is_whole for get in gets)
+    told = [message for get in gets for _, message in get.events if message]
+    assert [text_of(message) for message in told] == ["done"]
+
+
+async def test_a_resume_that_is_overtaken_under_its_own_id_ends_in_silence(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    await trio.sleep(1)
+    owner = await replicas.start()
+    browser = await owner.browse(REQUESTS)
+    call = await browser.call(7, "step")
+    token = call.events[1][1]["params"]["resumeToken"]  # type: ignore[index]
+    await call.hang_up()
+    find, lookups = owner.running.engine.operations.find, count()
+
+    async def find_late(session: Session, intent: Any) -> Stream:
+        if next(lookups) == 0:
+            await trio.sleep(0.3)
+        return await find(session, intent)
+
+    owner.running.engine.operations.find = find_late  # type: ignore[method-assign]
+    resumes = []
+    for _ in range(2):
+        asked = {"id": 7, "method": RESUME_REQUEST, "params": {"resumeToken": token}}
+        resumes.append(browser.ask("POST", {"jsonrpc": "2.0"} | asked))
+        await trio.sleep(0.01)
+    await trio.sleep(0.5)
+    owner.steps.finish()
+    await wait_all_tasks_blocked()
+    assert all(each.is_whole for each in resumes)
+    told = [message for each in resumes for _, message in each.events if message]
+    assert [text_of(message) for message in told if "id" in message] == ["done"]
+
+
 async def test_a_resumes_own_response_goes_on_at_another_replica(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -303,12 +379,41 @@ async def test_pages_go_on_at_another_replica(autojump_clock: MockClock) -> None
         third = await first.page(4, "count", next_of(page), to=4)
         assert page_text(third) == "3"
         assert reason(await second.page(5, "count", token, to=4)) == "invalid_token"
-        last = await first.page(6, "count", next_of(third), to=4)
+        last = await second.page(6, "count", next_of(third), to=4)
         assert is_last(last)
         assert (await first.page(7, "count", "A" * 80, to=4))["code"] == -32602
 
 
 # Resume tokens, keys and waits
+
+
+async def test_a_response_that_is_read_before_its_record_has_the_id_of_the_resume(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = await replicas.two()
+    _, policy = await requested(theirs)
+    talker = await ours.dial(REQUESTS)
+    await talker.ask(3, RESUME_REQUEST, **policy)
+    await wait_all_tasks_blocked(0.1)
+    inner, [record] = ours.reached.inner, replicas.store.records.values()
+    read, follow, is_read = inner.read, inner.follow, trio.Event()
+
+    async def follow_late(stream: str) -> Record | None:
+        await is_read.wait()
+        return await follow(stream)
+
+    async def read_late(stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
+        monkeypatch.setattr(inner, "follow", follow_late)
+        theirs.steps.finish("at the end")
+        while replicas.store.records[record.stream].outcome is Outcome.LIVE:
+            await trio.sleep(0.1)
+        runs = await read(stream, after, bytes_max=bytes_max)
+        is_read.set()
+        return runs
+
+    monkeypatch.setattr(inner, "read", read_late)
+    theirs.steps.log("before")
+    assert text_of(await talker.answer(3)) == "at the end"
 
 
 async def test_a_resume_token_leads_to_another_replicas_stream(
@@ -395,6 +500,26 @@ async def test_patience_ends_a_wait_at_another_replica(
     await second.call(4, "wait_for_call", call=code)
     theirs.steps.finish("fetched in the end")
     assert text_of(await second.answer(4)) == "fetched in the end"
+
+
+async def test_patience_ends_a_wait_for_a_call_whose_replica_has_died(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    patient = PatienceSettings(patience_s=LEASE_S / 4)
+    theirs, ours = [await replicas.start(patience=patient) for _ in range(2)]
+    first, second = await theirs.dial(PLAIN, "os(7)"), await ours.dial(PLAIN, "os(7)")
+    await first.call(1, "step")
+    code = (await first.answer(1))["result"]["_meta"]["mcp-streams/call"]
+    theirs.kill()
+    before = trio.current_time()
+    await second.call(1, "wait_for_call", call=code)
+    interim = (await second.answer(1))["result"]
+    assert interim["_meta"]["mcp-streams/call"] == code
+    assert "does not answer now" in interim["content"][0]["text"]
+    assert trio.current_time() - before < LEASE_S / 2
+    await trio.sleep(TAKEN_S)
+    await second.call(2, "wait_for_call", call=code)
+    assert reason((await second.answer(2))["error"]) == "interrupted"
 
 
 async def test_a_client_that_resumes_a_patient_call_elsewhere_gets_no_interim_answer(
@@ -485,3 +610,116 @@ async def test_a_response_that_was_waited_for_elsewhere_stays_when_it_was_confir
     await trio.sleep(2 * LEASE_S)
     await second.call(4, "wait_for_call", call=listed["call"])
     assert text_of(await second.answer(4)) == "to be kept"
+
+
+PLACES = ["one", "owner and other", "other and owner", "other", "others"]
+
+
+async def waiting_at(replicas: Replicas, places: str) -> tuple[Replica, list[Talker], str]:
+    """A running call of `step` at its owner, which no client waits for, two clients, its name."""
+    patient = PatienceSettings(patience_s=60)
+    owner, other, third = [await replicas.start(patience=patient) for _ in range(3)]
+    at = {
+        "one": (owner, owner),
+        "owner and other": (owner, other),
+        "other and owner": (other, owner),
+        "other": (other, other),
+        "others": (other, third),
+    }[places]
+    first = await owner.dial(POSITIONS, "os(7)")
+    await first.begin(1, "step")
+    await first.leave()
+    clients = [await each.dial(PLAIN, "os(7)") for each in at]
+    await clients[0].call(0, "list_calls")
+    (listed,) = (await clients[0].answer(0))["result"]["structuredContent"]["calls"]
+    return owner, clients, listed["call"]
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.5])
+@pytest.mark.parametrize("places", PLACES)
+async def test_a_client_that_waits_is_told_that_another_one_waits_too(
+    replicas: Replicas, autojump_clock: MockClock, places: str, gap_s: float
+) -> None:
+    """It gets an interim answer, as in one process, and no error."""
+    owner, clients, name = await waiting_at(replicas, places)
+    for client in clients:
+        await client.call(2, "wait_for_call", call=name)
+        await trio.sleep(gap_s)
+    await trio.sleep(0.5)
+    owner.steps.finish("for the newest")
+    answers = [(await client.answer(2))["result"] for client in clients]
+    told = sorted(answers, key=lambda answer: "_meta" in answer)
+    assert text_of({"result": told[0]}) == "for the newest"
+    assert told[1]["_meta"]["mcp-streams/call"] == name
+    if gap_s:
+        assert told == answers[::-1]
+    await clients[0].call(3, "wait_for_call", call=name)
+    assert text_of(await clients[0].answer(3)) == "for the newest"
+
+
+@pytest.mark.parametrize("is_first_waiting", [True, False])
+@pytest.mark.parametrize("places", PLACES)
+async def test_two_clients_that_wait_for_an_ended_call_both_get_its_result(
+    replicas: Replicas, autojump_clock: MockClock, places: str, *, is_first_waiting: bool
+) -> None:
+    owner, clients, name = await waiting_at(replicas, places)
+    if is_first_waiting:
+        await clients[0].call(2, "wait_for_call", call=name)
+        await trio.sleep(0.5)
+    result = "for both" * 100_000
+    owner.steps.finish(result)
+    await owner.running.engine._committer.settled()
+    for client in clients[is_first_waiting:]:
+        await client.call(2, "wait_for_call", call=name)
+    assert [text_of(await client.answer(2)) for client in clients] == [result, result]
+
+
+@pytest.mark.parametrize("waits_at", ["one", "other"])
+async def test_a_client_waits_no_longer_than_it_has_said(
+    replicas: Replicas, autojump_clock: MockClock, waits_at: str
+) -> None:
+    _, clients, name = await waiting_at(replicas, waits_at)
+    began_at = trio.current_time()
+    await clients[0].call(2, "wait_for_call", call=name, wait_s=3)
+    assert (await clients[0].answer(2))["result"]["_meta"]["mcp-streams/call"] == name
+    assert 3 <= trio.current_time() - began_at < 3 + LEASE_S
+
+
+async def test_a_client_that_waits_elsewhere_displaces_none_that_is_told_all_of_the_call(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    owner, other = [await replicas.start(patience=PatienceSettings(patience_s=60)) for _ in "12"]
+    first, second = await owner.dial(POSITIONS, "os(7)"), await other.dial(PLAIN, "os(7)")
+    await first.begin(1, "step")
+    await second.call(0, "list_calls")
+    (listed,) = (await second.answer(0))["result"]["structuredContent"]["calls"]
+    await second.call(2, "wait_for_call", call=listed["call"])
+    assert "Another client" in text_of(await second.answer(2))
+    owner.steps.finish("to the first")
+    assert text_of(await first.answer(1)) == "to the first"
+    await first.leave()
+    await trio.sleep(1)
+    await second.call(3, "wait_for_call", call=listed["call"])
+    assert text_of(await second.answer(3)) == "to the first"
+
+
+async def test_one_client_waits_twice_at_two_replicas(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """One of its requests gets an interim answer, and the other one the result."""
+    owner, other, third = [
+        await replicas.start(patience=PatienceSettings(patience_s=60)) for _ in range(3)
+    ]
+    first = await owner.browse(PLAIN)
+    await (await first.call(1, "step")).hang_up()
+    (listed,) = (await first.call(2, "list_calls")).json["result"]["structuredContent"]["calls"]
+    waits = []
+    for number, replica in enumerate([other, third], 3):
+        browser = await replica.browse(PLAIN, first.session)
+        waits.append(await browser.call(number, "wait_for_call", call=listed["call"]))
+        await trio.sleep(0.5)
+    owner.steps.finish("to the newest")
+    await trio.sleep(0.5)
+    answers = [(wait.events[-1][1] or {})["result"] for wait in waits]
+    assert answers[0]["_meta"]["mcp-streams/call"] == listed["call"]
+    assert text_of({"result": answers[1]}) == "to the newest"

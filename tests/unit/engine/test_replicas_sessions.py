@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
+from streams.server.http.endpoint import HELD_S
 from tests.rigs import idempotency
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import (
@@ -229,6 +230,35 @@ async def test_the_id_of_a_request_is_in_use_at_its_replica_alone(
     assert theirs.steps.was_cancelled
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_response_that_has_ended_at_one_replica_is_continued_at_none(
+    replicas: Replicas, autojump_clock: MockClock, *, is_cancelled: bool
+) -> None:
+    """Else the client that was displaced, or has cancelled, would displace the newer one."""
+    first, second, third = [await replicas.start() for _ in range(3)]
+    browser = await first.browse(EXTENDED)
+    call = await browser.call(1, "step")
+    stream = named(call.events[1][1]["params"]["stream"])  # type: ignore[index]
+    if is_cancelled:
+        response = await browser.post(2, "stream/resume", **stream, after=0)
+        await (await elsewhere(second, browser)).tell("notifications/cancelled", requestId=2)
+    else:
+        response = call
+    newer = await second.dial()
+    await newer.ask(3, "stream/resume", **stream, after=0)
+    await newer.announced()
+    await wait_all_tasks_blocked()
+    late = await (await elsewhere(third, browser)).fetch(
+        "GET", accept=EVENTS, last_event_id=response.ids[-1]
+    )
+    if is_cancelled:
+        assert late.status == 405
+    else:
+        assert reason(late.events[-1][1]["error"]) == "superseded"  # type: ignore[index]
+    first.steps.finish("for the newer one")
+    assert text_of(await newer.answer(1)) == "for the newer one"
+
+
 # Notices
 
 
@@ -373,7 +403,7 @@ async def test_the_newest_change_of_a_resource_waits_while_the_store_is_away(
         await ours.server.resource_updated("x:1")
     replica = ours.running.engine._replicas
     assert replica is not None
-    assert len(replica._notices) <= 1_500
+    assert len(replica.outbox._notices) <= 1_500
     ours.reached.mend()
     told = await talker.find(lambda m: m.get("method") == UPDATED)
     assert told["params"] == {"uri": "x:1"}
@@ -528,7 +558,6 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
     ours, theirs = await replicas.two()
     browser, other = await ours.browse(PLAIN), await theirs.browse(PLAIN)
     call = await browser.call(1, "step")
-    there = await other.call(1, "step")
     ours.reached.cut()
     if is_known:
         ours.steps.log("not committed yet")
@@ -539,8 +568,6 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
         "delete": await browser.fetch("DELETE"),
         "delete elsewhere": await unknown.fetch("DELETE"),
         "initialize": await Browser(ours, ours.nursery).post(1, "initialize", **hello),
-        "get elsewhere": await unknown.go_on(there.ids[0]),
-        "standing elsewhere": await listening(unknown),
         "post elsewhere": await unknown.post(3, "tools/list"),
         "notification elsewhere": await unknown.tell("notifications/cancelled", requestId=1),
         "call elsewhere": await unknown.call(4, "step"),
@@ -548,6 +575,7 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
     for what, answer in answers.items():
         error = answer.json["error"]
         assert (what, answer.status, reason(error)) == (what, 503, "unavailable")
+        assert answer.headers["retry-after"] == "1"
         assert error["message"].endswith("try again later.")
     resumed = await browser.post(5, "stream/resume", streamId="A" * 43)
     body = resumed.json if resumed.type == JSON else resumed.events[-1][1]
@@ -558,6 +586,95 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
     ours.reached.mend()
     await trio.sleep(1)
     assert (await browser.fetch("DELETE")).status == 200
+
+
+@pytest.mark.parametrize("outage_s", [3.0, HELD_S - 1])
+@pytest.mark.parametrize("place", ["the owner", "a follower", "a replica without the session"])
+async def test_a_get_is_held_while_the_store_is_away(
+    replicas: Replicas, autojump_clock: MockClock, place: str, outage_s: float
+) -> None:
+    """The official SDKs give a call up after a few refusals within 2 s."""
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    owner.steps.log("a")
+    await wait_all_tasks_blocked()
+    await call.hang_up()
+    at = browser
+    if place != "the owner":
+        at = await elsewhere(other, browser)
+    if place == "a follower":
+        await (await at.go_on(call.ids[0])).hang_up()
+    replicas.kill_store(owner, other)
+    await trio.sleep(LEASE_S / 10)
+    get = at.ask("GET", accept=EVENTS, last_event_id=call.ids[1])
+    standing = at.ask("GET", accept=EVENTS)
+    await trio.sleep(outage_s)
+    assert get.status == 0
+    replicas.start_store(owner, other)
+    await trio.sleep(3 * LEASE_S)
+    owner.steps.finish("after the outage")
+    await trio.sleep(LEASE_S)
+    assert (get.status, standing.status) == (200, 200)
+    assert [text_of(message) for _, message in get.events if message] == ["after the outage"]
+
+
+async def test_a_get_is_held_for_a_bounded_time(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    replicas.kill_store(owner, other)
+    unknown = await elsewhere(other, browser)
+    await call.hang_up()
+    began_at = trio.current_time()
+    gets = [at.ask("GET", accept=EVENTS, last_event_id=call.ids[0]) for at in (browser, unknown)]
+    gets.append(unknown.ask("GET", accept=EVENTS))
+    while not all(get.is_whole for get in gets):
+        await trio.sleep(LEASE_S / 10)
+    assert HELD_S <= trio.current_time() - began_at < HELD_S + LEASE_S
+    for get in gets:
+        assert (get.status, get.headers["retry-after"]) == (503, "1")
+        assert reason(get.json["error"]) == "unavailable"
+
+
+@pytest.mark.parametrize("has_session", [True, False])
+async def test_a_client_that_leaves_is_held_no_longer(
+    replicas: Replicas, autojump_clock: MockClock, *, has_session: bool
+) -> None:
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    await call.hang_up()
+    await trio.sleep(LEASE_S)
+    at = browser if has_session else await elsewhere(other, browser)
+    house = owner if has_session else other
+    replicas.kill_store(owner, other)
+    tasks = len(house.nursery.child_tasks)
+    get = at.ask("GET", accept=EVENTS, last_event_id=call.ids[0])
+    await trio.sleep(LEASE_S)
+    assert len(house.nursery.child_tasks) == tasks + 1
+    await get.hang_up()
+    assert len(house.nursery.child_tasks) == tasks
+    assert not get.body
+
+
+async def test_a_replica_that_ends_holds_no_client(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Another replica may have the store."""
+    owner, other = await replicas.two()
+    browser = await owner.browse(PLAIN)
+    call = await browser.call(1, "step")
+    await call.hang_up()
+    other.reached.cut()
+    get = (await elsewhere(other, browser)).ask("GET", accept=EVENTS, last_event_id=call.ids[0])
+    await trio.sleep(LEASE_S / 2)
+    assert get.status == 0
+    with trio.fail_after(HELD_S / 2):
+        await other.stop()
+    assert (get.status, get.headers["retry-after"]) == (503, "1")
 
 
 async def test_an_outage_that_begins_in_a_request_is_waited_out(

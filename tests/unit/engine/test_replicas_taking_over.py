@@ -11,7 +11,7 @@ from streams import Call, Limits, Server
 from streams.clock import wall
 from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
-from streams.engine.replicas import BEATS
+from streams.engine.leases import BEATS
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
 from tests.rigs import idempotency
@@ -640,3 +640,22 @@ async def test_a_shutdown_is_bounded_although_the_store_is_away(
     await trio.sleep(TAKEN_S)
     assert len(ours.streams) == 1
     ours.again.finish()
+
+
+async def test_a_replica_whose_lease_may_be_over_judges_no_cursor(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its streams may have gone on elsewhere, and an error would be final."""
+    ours, _ = await replicas.two()
+    stream = await (await ours.dial()).begin(1, "again")
+    ours.reached.cut()
+    await trio.sleep(3 * LEASE_S)
+    talker = await ours.dial()
+    refused = await talker.request(2, "stream/resume", **named(stream), after=99)
+    assert reason(refused) == "unavailable"
+    ours.reached.mend()
+    await trio.sleep(LEASE_S)
+    talker = await ours.dial()
+    assert reason(await talker.request(2, "stream/resume", **named(stream), after=99)) == (
+        "cursor_ahead"
+    )

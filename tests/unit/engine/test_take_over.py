@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from streams import Limits, Server
-from streams.engine.replicas import BEATS, CUT_OFF, LATE
+from streams.engine.leases import BEATS, CUT_OFF, LATE
 from streams.errors import Unavailable
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import POSITIONS, Json, Talker, named, reason, said
@@ -248,7 +248,7 @@ async def test_a_delivery_that_is_attached_again_displaces_no_newer_one(
     ours, theirs = await replicas.two()
     _, stream = await begun(theirs)
     stale = await attached(ours, stream)
-    theirs.running.engine._replicas._gone(ours.name)  # type: ignore[union-attr]
+    theirs.running.engine._replicas.gone(ours.name)  # type: ignore[union-attr]
     newest = await theirs.dial(POSITIONS)
     await newest.ask(3, "stream/resume", **named(stream), after=0)
     await newest.announced()

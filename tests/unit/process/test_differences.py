@@ -109,3 +109,13 @@ def test_so_are_those_of_attach(changed: dict[str, Any]) -> None:
 )
 def test_no_option_is_forgotten(kind: Any, compared: dict[str, str], others: set[str]) -> None:
     assert {field.name for field in fields(kind)} == set(compared.values()) | others
+
+
+def test_an_owner_has_whole_numbers_where_the_relay_has() -> None:
+    """`islice` and its like take no 100.0."""
+    limits = {"resident_max": 100, "journal_anonymous_share": 0.5}
+    parsed = Options.parse(replace(COMMAND, limits=limits).for_owner()).limits
+    assert {name: type(value) for name, value in parsed.items()} == {
+        "resident_max": int,
+        "journal_anonymous_share": float,
+    }

@@ -6,9 +6,7 @@ calls must bring messages again. Then every call is followed to its end.
 """
 
 import logging
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -34,7 +32,7 @@ from streams.cli.selftest.replicas.processes import (
 )
 from streams.cli.selftest.replicas.users import User
 from streams.cli.selftest.rigs import NoServer
-from streams.cli.selftest.torture import APP, REPORT, shown
+from streams.cli.selftest.torture import APP, hand_in, made, shown
 
 NO_BALANCER: Final = "There is no haproxy: the clients choose replicas themselves."
 PAUSE_S: Final = (0.2, 1.5)  # from the recovery after a fault to the next fault
@@ -75,8 +73,7 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
     """
     logs.log_to_stderr(logging.CRITICAL)
     store = " ".join(store_program())
-    folder = Path(tempfile.mkdtemp(prefix="mcp-streams-torture-")) if keep is None else keep
-    folder.mkdir(parents=True, exist_ok=keep is None)
+    folder = made(keep)
     course = Course(settings, folder.resolve())
     trio.run(course.run, as_json)
     is_good = course.is_good
@@ -84,14 +81,8 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
     kept = str(folder) if is_kept else None
     balancer = balancer_program()
     report = Report(settings, store, balancer, is_good, kept, course.rows, course.failures)
-    encoded = msgspec.json.encode(report)
-    if is_kept:
-        (folder / REPORT).write_bytes(encoded)
-    else:
-        shutil.rmtree(folder)
-    if as_json:
-        print(encoded.decode())
-    else:
+    hand_in(report, folder, is_kept=is_kept, as_json=as_json)
+    if not as_json:
         _print(report)
     return DONE if is_good else FAILED
 

@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -183,18 +183,7 @@ class Store(Program):
 
     async def ask(self, *words: str) -> str:
         """The answer to a command, as it is on the wire; empty if there was no whole answer."""
-        answer = b""
-        with trio.move_on_after(ANSWER_S):
-            try:
-                async with await trio.open_tcp_stream("127.0.0.1", self.port) as stream:
-                    await stream.send_all(" ".join(words).encode() + b"\r\n")
-                    while not _is_whole(answer):
-                        data = await stream.receive_some()
-                        if not data:
-                            break
-                        answer += data
-            except (OSError, trio.BrokenResourceError):
-                pass  # it does not run
+        answer = await _asked(self.port, " ".join(words).encode() + b"\r\n", _is_whole)
         return answer.decode() if _is_whole(answer) else ""
 
     async def lead(self) -> None:
@@ -214,6 +203,20 @@ class Store(Program):
         answer = await self.ask(*words)
         if not answer.startswith("+OK"):
             raise NoServer(f"{self.name}: {' '.join(words)}: {answer!r}")
+
+
+async def _asked(port: int, question: bytes, is_whole: Callable[[bytes], bool]) -> bytes:
+    """The answer of a port of this machine, as far as it came within `ANSWER_S`."""
+    answer = b""
+    with trio.move_on_after(ANSWER_S):
+        try:
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await stream.send_all(question)
+                while not is_whole(answer) and (data := await stream.receive_some()):
+                    answer += data
+        except (OSError, trio.BrokenResourceError):
+            pass  # it does not run
+    return answer
 
 
 def _is_whole(answer: bytes) -> bool:
@@ -236,18 +239,8 @@ class Replica(Program):
 
     async def is_ready(self) -> bool:
         """Whether it says that it is."""
-        head = b""
-        with trio.move_on_after(ANSWER_S):
-            try:
-                async with await trio.open_tcp_stream("127.0.0.1", self.admin) as stream:
-                    await stream.send_all(b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                    while b"\r\n" not in head:
-                        data = await stream.receive_some()
-                        if not data:
-                            break
-                        head += data
-            except (OSError, trio.BrokenResourceError):
-                pass  # it does not run
+        question = b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        head = await _asked(self.admin, question, lambda answer: b"\r\n" in answer)
         return re.match(rb"HTTP/1\.[01] 200 ", head) is not None
 
 

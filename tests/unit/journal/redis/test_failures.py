@@ -1,5 +1,6 @@
 """A journal on a store that stops, restarts, loses its last writes or fails over."""
 
+import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -218,7 +219,7 @@ async def test_what_is_older_than_the_memory_is_restored_as_lost(server: Server)
         await applied(journal, Create(record()), append(1, 3))
         known = await journal.find("s")
         assert known
-        journal._writer._recent.drop_all()
+        journal._writer._recent.drop_old(math.inf)
         server.ask("FLUSHALL")
         [answer] = await journal.commit([append(4, 4)])
         assert isinstance(answer, Gone)
@@ -238,7 +239,7 @@ async def test_lines_that_were_partly_lost_leave_a_gap(server: Server) -> None:
             await applied(journal, append(4, 6))
             known = await journal.find("s")
             assert known
-            journal._writer._recent.drop_all()
+            journal._writer._recent.drop_old(math.inf)
             _fail_over(server, replica)
             answers: list[JournalError | None] = []
 
@@ -390,7 +391,7 @@ async def test_a_stream_that_its_owner_does_not_know_any_more_uses_no_number_aga
             end = append(4, 6, outcome=Outcome.COMPLETED, ended_at=1.0)
             await applied(journal, end, Evict("s", 1, 5.0))
             if not is_kept:
-                journal._writer._recent.drop_all()
+                journal._writer._recent.drop_old(math.inf)
             _fail_over(server, replica)
             taken: list[Record | None] = []
 

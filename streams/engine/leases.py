@@ -1,0 +1,165 @@
+"""Which replicas live: this one renews its lease, and watches those of the others.
+
+A lease needs no clock that replicas share. Each replica counts up. It is gone if its count has not
+changed for `lease_s`, measured by a replica that could use the store all that time.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import trio
+
+from streams.engine.committer import Committer
+from streams.errors import StoreAway, Unavailable
+from streams.journal.contract import Journal
+from streams.logs import log
+
+# How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
+BEATS: Final = 16
+BEAT_MIN_S: Final = 0.01
+# Parts of the lease without the store, after which balancers are told to send no new connections,
+# and after which all connections are closed. A balancer needs some time to go elsewhere.
+LATE: Final = 0.5
+CUT_OFF: Final = 0.75
+
+
+class LeaseListener(Protocol):
+    """Is told what becomes of the leases."""
+
+    def gone(self, replica: str) -> None:
+        """A replica is gone: its streams are free."""
+
+    def lost_all(self) -> None:
+        """All streams of this replica were taken over by others. It has a new name."""
+
+    def cut_off(self) -> None:
+        """The lease of this replica ends soon: its clients must go to another one."""
+
+    def counted(self, replicas: int) -> None:
+        """So many replicas live, this one included."""
+
+    def beaten(self) -> None:
+        """The store was asked once more, with or without success."""
+
+
+class Leases:
+    """The lease of this replica and those of the others. `run` it in a task of its own."""
+
+    def __init__(self, journal: Journal, committer: Committer, listener: LeaseListener) -> None:
+        self._journal = journal
+        self._committer = committer
+        self._listener = listener
+        self._name = journal.replica
+        self.names = {journal.replica}  # that this replica has had
+        self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
+        self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
+        self._has_renewed = trio.lowlevel.ParkingLot()
+        self._renewed_at = trio.current_time()
+        self.is_late = self._is_cut_off = self.is_leaving = False
+
+    @property
+    def lives(self) -> int:
+        """How many replicas live, this one included."""
+        return 1 + len(self._seen)
+
+    def heard_of(self, replica: str) -> None:
+        """A replica has sent a post: if no lease of it is known, it is perhaps gone already."""
+        if replica not in self._seen:
+            self._unseen.add(replica)
+
+    async def run(self) -> None:
+        """Renew the lease, and look at those of the others, until this replica leaves."""
+        while not self.is_leaving:
+            senders = frozenset(self._unseen)
+            try:
+                with trio.fail_at(self._patient_until()):
+                    counts = await self._journal.renew()
+            except (Unavailable, trio.TooSlowError) as trouble:
+                self._missed(trouble)
+            else:
+                # An answer that tells of the claim may have been lost: the new name tells as well.
+                if counts is None or self._journal.replica != self._name:
+                    self._begin_anew()
+                else:
+                    self._look_at(counts, senders)
+                self._has_renewed.unpark_all()
+            self._listener.beaten()
+            await trio.sleep_until(self._next_at())
+
+    async def be_sure(self) -> None:
+        """See `Owner.be_sure`. A replica that has stood still must not judge a client's cursor."""
+        lease_s = self._journal.lease_s
+        if trio.current_time() - self._reached_at < lease_s:
+            return
+        with trio.move_on_after(lease_s / 2):
+            await self._has_renewed.park()
+            return
+        raise StoreAway("the store does not say which streams are ours")
+
+    @property
+    def _reached_at(self) -> float:
+        """When this replica has reached the store last.
+
+        A renewal may take long on a machine that is too busy. Clients that are sent away come back
+        at once, and make it busier.
+        """
+        return max(self._renewed_at, self._committer.committed_at)
+
+    def _patient_until(self) -> float:
+        """Until when a renewal may take: then this replica is late, or its clients leave."""
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        marks = (self._reached_at + part * lease_s for part in (LATE, CUT_OFF))
+        return min((at for at in marks if at > now), default=now + lease_s / 2)
+
+    def _next_at(self) -> float:
+        """When to look at the leases next: soon, and when the first of them ends."""
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        ends = (since + lease_s for _, since in self._seen.values())
+        return max(now + BEAT_MIN_S, min([now + lease_s / BEATS, *ends]))
+
+    def _missed(self, trouble: Exception) -> None:
+        """The store does not answer. Others may take over, so clients go there in time."""
+        late_s = trio.current_time() - self._reached_at
+        self.is_late = late_s >= LATE * self._journal.lease_s
+        if self._is_cut_off or late_s < CUT_OFF * self._journal.lease_s:
+            return
+        self._is_cut_off = True
+        if self._seen:
+            log.warning(
+                "the lease of this replica ends: its clients go elsewhere", why=str(trouble)
+            )
+            self._listener.cut_off()
+
+    def _look_at(self, counts: Mapping[str, int], senders: frozenset[str]) -> None:
+        """Look at the counts of all replicas. `senders` have sent posts before these were taken."""
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        # A count that has changed did so since the last look.
+        changed_at = max(self._renewed_at, now - 2 * lease_s / BEATS)
+        # Where this replica itself has stood still, the others did not.
+        if now - self._renewed_at > lease_s / 2:
+            self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
+        self._renewed_at, self.is_late, self._is_cut_off = now, False, False
+        for replica, count in counts.items():
+            was, since = self._seen.get(replica, (None, now))
+            if replica == self._name:
+                continue
+            if count < 0 or (count == was and now - since >= lease_s):
+                self._drop(replica)
+            elif count != was:
+                self._seen[replica] = count, changed_at
+        for replica in sorted((self._seen.keys() | senders) - counts.keys()):
+            self._drop(replica)
+        self._unseen -= senders
+        self._listener.counted(self.lives)
+
+    def _drop(self, replica: str) -> None:
+        self._seen.pop(replica, None)
+        self._listener.gone(replica)
+
+    def _begin_anew(self) -> None:
+        """Others have claimed all streams of this replica."""
+        self._name = self._journal.replica
+        self.names.add(self._name)
+        self._listener.lost_all()
+        self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
+        self._seen.clear()
