@@ -581,6 +581,7 @@ class Connection:
         `asked_at`.
         """
         self.channel = channel
+        self.number = 0  # in the order of arrival; set by the engine
         self.session = session or Session(channel.principal)
         self.is_response = session is not None
         self._notices = {} if self.is_response else self.session.notices.kept

@@ -5,7 +5,7 @@ knows no transport (a connection is a channel of lines) and nothing of MCP beyon
 dialects.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -17,6 +17,7 @@ from streams.engine.committer import Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
+from streams.engine.index import Registry
 from streams.engine.operations import Operations
 from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
@@ -103,6 +104,7 @@ class Engine:
                 journal, self._streams, self._committer, keyring, limits, self
             )
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
+        self._arrived = 0  # connections, since the start
         # What another replica has to say of `notifications/cancelled`: see `Peer`.
         self.on_cancelled: Callable[[Session, RequestId, Any], None] = (
             self.operations.cancel_plainly
@@ -298,6 +300,20 @@ class Engine:
         finally:
             await self._close(connection, is_complete=channel.is_complete)
 
+    @property
+    def index(self) -> Registry:
+        """The streams in memory, for those that look."""
+        return self._streams.index
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        """The open connections in the order of their arrival. Over HTTP these are responses."""
+        return self._connections.keys()
+
+    def here(self, stream_id: str) -> Stream | None:
+        """The stream of this id, if it is in memory: of this replica, or followed for a client."""
+        return self._streams.here(stream_id)
+
     def clients(self) -> list[Session]:
         """The sessions of all clients that have initialized, over every transport."""
         alone = [each.session for each in self._connections if not each.is_response]
@@ -305,6 +321,8 @@ class Engine:
 
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
+        self._arrived += 1
+        connection.number = self._arrived
         self._stir()
         if self._is_moving and not connection.is_response:
             connection.hang_up()
