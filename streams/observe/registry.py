@@ -176,7 +176,7 @@ class Registry:
         self._engine = engine
         self._is_served = is_served
 
-    # What is in memory: this costs no read
+    # In memory: this costs no read
 
     def live(self) -> Iterator[Stream]:
         """The streams in memory."""
