@@ -212,7 +212,7 @@ class Registry:
                 size += state.kept_bytes
         by_transport: dict[str, int] = {}
         for connection in self._open:
-            name = transport_of(connection)
+            name = connection.transport
             by_transport[name] = by_transport.get(name, 0) + 1
         engine = self._engine
         return Counts(
@@ -307,7 +307,7 @@ class Registry:
         client = session.client
         return ConnectionView(
             number=connection.number,
-            transport=transport_of(connection),
+            transport=connection.transport,
             principal=session.principal[:NAME_LETTERS_MAX],
             client="" if client is None else client.info.name[:NAME_LETTERS_MAX],
             opened_s=max(0.0, trio.current_time() - connection.opened_at),
@@ -342,7 +342,7 @@ class Registry:
             pending=0 if state.is_tombstone else state.last - state.delivered,
             pending_bytes=state.kept_bytes,
             questions=tuple(map(_question, state.questions.items())),
-            transport="" if connection is None else transport_of(connection),
+            transport="" if connection is None else connection.transport,
             connection=None if connection is None else connection.number,
             expires_at=None if deadline is None else wall() + deadline - trio.current_time(),
             is_in_memory=True,
@@ -373,7 +373,7 @@ class Registry:
             questions=()
             if stream is None
             else tuple(map(_question, stream.state.questions.items())),
-            transport="" if connection is None else transport_of(connection),
+            transport="" if connection is None else connection.transport,
             connection=None if connection is None else connection.number,
             expires_at=record.due_at,
             is_in_memory=False,
@@ -386,11 +386,6 @@ def connection_of(stream: Stream) -> Connection | None:
     """The connection of this process that a stream is attached to."""
     delivery = stream.delivery
     return delivery.connection if isinstance(delivery, Delivery) else None
-
-
-def transport_of(connection: Connection) -> str:
-    """The name of a connection's transport: stdio, websocket, http …"""
-    return str(getattr(connection, "transport", "")) or "unknown"
 
 
 class _Tool(msgspec.Struct):
