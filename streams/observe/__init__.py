@@ -1,1 +1,1 @@
-"""The views on calls for operators: what the engine's events and streams tell, in other words."""
+"""Views of a server for its operators: the calls that live, and the log of calls."""
