@@ -114,7 +114,6 @@ class CallLog:
     """A listener to events that writes the log of calls. `run` it in a task of its own."""
 
     def __init__(self, level: int = logging.INFO, *, as_json: bool = False) -> None:
-        self.interrupted = self.restarted = self.released = 0  # calls
         self._level = level
         self._render = _as_json if as_json else _as_text
         self._called: dict[Stream, _Called] = {}
@@ -234,19 +233,16 @@ class CallLog:
         self._happened("result abandoned", event.stream, {"kept_s": kept_s})
 
     def _interrupted(self, event: CallInterrupted) -> None:
-        self.interrupted += 1
         stream = event.stream
         details = {"messages": stream.state.last, "is_attached": stream.delivery is not None}
         self._write("call interrupted", stream, details, self._called.get(stream), logging.WARNING)
         STANDARD_ERROR.write_waiting()
 
     def _released(self, event: CallReleased) -> None:
-        self.released += 1
         self._happened("call released", event.stream, {"messages": event.stream.state.last})
         self._called.pop(event.stream, None)
 
     def _restarted(self, event: CallRestarted) -> None:
-        self.restarted += 1
         restart = event.stream.record.restart
         from_seq = 0 if restart is None else restart.seq
         self._called.setdefault(event.stream, _Called(is_told=True))

@@ -15,6 +15,7 @@ import trio
 
 from streams.admin.api import api_routes
 from streams.admin.health import Health
+from streams.engine.events import Events
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
 from streams.journal.ownership import OwnerLock, check_files, socket_path
@@ -33,6 +34,7 @@ from streams.process.deadline import (
 from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
+from streams.process.log import call_log
 from streams.process.operators import Operators
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
@@ -111,12 +113,14 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    operators = Operators(options)
+    operators, events = Operators(options), Events()
+    calls = call_log(options, events)
     with watched(options.watchdog_s, tool_namer(server)):
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(calls.run)
             if options.admin is not None:  # it answers before all else, and after it
                 await nursery.start(operators.serve_address, options.admin)
-            await _serve(server, options, operators, *how)
+            await _serve(server, options, operators, events, *how)
             nursery.cancel_scope.cancel()
 
 
@@ -124,6 +128,7 @@ async def _serve(
     server: Servable,
     options: Options,
     operators: Operators,
+    events: Events,
     fds: tuple[int, int] | None,
     sockets: Sockets,
     guard: Guard,
@@ -133,7 +138,7 @@ async def _serve(
     notices, health = Notices(is_service=options.is_listening), operators.health
     async with (
         _open_journal(options, server.limits) as (journal, keys),
-        server.open(journal, keys.keyring, patience=patience_of(options)) as running,
+        server.open(journal, keys.keyring, patience=patience_of(options), events=events) as running,
         _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
