@@ -7,7 +7,7 @@ import msgspec
 from streams.observe.lines import Kind, MessageView, counted, views
 from streams.observe.registry import CallView, Registry
 
-# What is read to count what a client has missed, or for one list of messages. 4 MiB take 10 ms.
+# Bytes that are read to count what a client has missed. 4 MiB take 10 ms.
 COUNTED_BYTES_MAX = 4 * 1024 * 1024
 READ_BYTES = 256 * 1024
 SENT_BYTES_MAX = 1024 * 1024  # one message more may be longer
