@@ -89,6 +89,11 @@ class ChildBackend:
             each.pid for each in found if each is not None and not each.process.has_ended.is_set()
         ]
 
+    @property
+    def child_restarts(self) -> int:
+        """How many children were started in place of one that had died."""
+        return self.places.restarts
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as self.nursery:

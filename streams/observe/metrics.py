@@ -84,7 +84,9 @@ class Metrics:
         yield _gauges("build_info", "The version that runs; always 1.", "version", {_VERSION: 1})
         yield _gauge("ready", "1 while the server takes new clients, else 0.", is_ready)
         yield _gauge("live", "Calls that run.", counted.live)
-        yield _gauge("unattended", "Calls that run and have no client attached.", counted.unattended)
+        yield _gauge(
+            "unattended", "Calls that run and have no client attached.", counted.unattended
+        )
         yield _gauge("questions_open", "Requests to clients without an answer.", counted.questions)
         yield _gauge("resident", "Streams in memory.", counted.resident)
         if not self._journal.replica:
@@ -100,7 +102,9 @@ class Metrics:
             counted.pending_bytes,
         )
         yield _gauges(
-            "connections", "Open connections; over HTTP, responses.", "transport",
+            "connections",
+            "Open connections; over HTTP, responses.",
+            "transport",
             counted.connections,
         )
 
@@ -185,9 +189,7 @@ def _of_calls(tallies: Tallies) -> Iterable[Metric]:
 
 def _of_time(tallies: Tallies) -> Iterable[Metric]:
     yield _histogram("commit_seconds", "How long a commit takes.", tallies.commits)
-    yield _histogram(
-        "commit_batch_messages", "Messages in a commit that has any.", tallies.batches
-    )
+    yield _histogram("commit_batch_messages", "Messages in a commit that has any.", tallies.batches)
     yield _counter("committed_bytes", "Bytes of messages in commits.", tallies.committed_bytes)
     yield _histogram(
         "delivery_lag_seconds",
