@@ -506,10 +506,6 @@ class Engine:
         """How many replicas live, this one included."""
         return 1 if self._replicas is None else self._replicas.leases.lives
 
-    def here(self, stream_id: str) -> Stream | None:
-        """The stream of this id, if it is in memory."""
-        return self._streams.here(stream_id)
-
     def on_commit(self, listener: CommitListener) -> None:
         """Call this after each commit."""
         self._committer.listeners = (*self._committer.listeners, listener)

@@ -1,6 +1,6 @@
 """`GET /metrics`: what Prometheus reads, by prometheus-client (the extra `metrics`).
 
-Numbers are read when they are asked for, from tallies, a census and the journal. So between two
+Numbers are read when they are asked for, from tallies, the registry and the journal. So between two
 scrapes they cost nothing. The text is made in a thread, because a server with many tools has
 thousands of lines. Each server has a registry of its own; nothing is global.
 
@@ -8,10 +8,10 @@ Each replica tells of itself: sums over instances are those of all.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
 
-import msgspec
 import trio
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -22,21 +22,16 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from streams.engine.engine import Engine
+from streams.errors import Unavailable
 from streams.journal.contract import Journal
-from streams.observe.census import Census, census
-from streams.observe.tallies import Histogram, Tallies
+from streams.observe.registry import Counts, Registry
+from streams.observe.tallies import ChildCounts, Histogram, Tallies
 
 PREFIX: Final = "mcp_streams_"
-
-
-class Children(msgspec.Struct, frozen=True):
-    """The child processes of a wrapped command."""
-
-    running: int
-    restarts: int  # children that were started after another one of the same client had ended
+TRANSPORTS: Final = ("http", "websocket", "stdio", "relay")  # told with 0, too
+JOURNAL_S: Final = 1.0  # the rest is told without what the journal does not answer by then
 
 
 class Metrics:
@@ -46,19 +41,19 @@ class Metrics:
         self,
         engine: Engine,
         journal: Journal,
+        registry: Registry,
         tallies: Tallies,
         *,
         bytes_max: int = 0,
-        children: Callable[[], Children] | None = None,
-        queued: Callable[[], int] | None = None,
+        child_counts: ChildCounts | None = None,
     ) -> None:
-        """`bytes_max` is the limit on the journal, `queued` counts webhooks that wait."""
+        """`bytes_max` is the limit on the journal; 0: none, or unknown."""
         self._engine = engine
         self._journal = journal
+        self._streams = registry
         self._tallies = tallies
         self._bytes_max = bytes_max
-        self._children = children
-        self._queued = queued
+        self._child_counts = child_counts
         self._families: Sequence[Metric] = ()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Families(lambda: self._families))
@@ -68,47 +63,53 @@ class Metrics:
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """The metrics, and their media type, for a request with this `Accept`."""
         async with self._turn:
-            counted = await census(self._engine)
+            waiting = await self._webhooks()
             self._families = [
-                *self._now(counted),
+                *self._now(self._streams.counts()),
                 *_of_calls(self._tallies),
                 *_of_time(self._tallies),
-                *self._of_journal(),
+                *self._of_journal(waiting),
                 *self._of_backend(),
             ]
             encode, media_type = choose_encoder(accept)
             return await trio.to_thread.run_sync(encode, self._registry), media_type
 
-    def _now(self, counted: Census) -> Iterable[Metric]:
-        is_ready = not self._engine.unready
+    async def _webhooks(self) -> int | None:
+        """How many webhooks wait; None while the journal does not answer."""
+        with trio.move_on_after(JOURNAL_S), suppress(Unavailable):  # `store_up` tells
+            return await self._journal.count_webhooks()
+        return None
+
+    def _now(self, counts: Counts) -> Iterable[Metric]:
         yield _gauges("build_info", "The version that runs; always 1.", "version", {_VERSION: 1})
+        is_ready = not self._engine.unready
         yield _gauge("ready", "1 while the server takes new clients, else 0.", is_ready)
-        yield _gauge("live", "Calls that run.", counted.live)
-        yield _gauge(
-            "unattended", "Calls that run and have no client attached.", counted.unattended
-        )
-        yield _gauge("questions_open", "Requests to clients without an answer.", counted.questions)
-        yield _gauge("resident", "Streams in memory.", counted.resident)
-        if not self._journal.replica:
-            yield _gauge("evicted", "Streams in the journal alone.", self._engine.evicted)
+        yield _gauge("live", "Calls that run.", counts.running)
+        yield _gauge("asking", "Of these, calls that wait for an answer.", counts.asking)
+        yield _gauge("questions_open", "Requests to clients without an answer.", counts.questions)
+        yield _gauge("attached", "Streams that a client is attached to.", counts.attached)
+        yield _gauge("ended", "Streams in memory whose calls have ended.", counts.ended)
+        if not self._journal.replica:  # a shared journal has those of all replicas
+            yield _gauge("evicted", "Streams in the journal alone.", counts.evicted)
         yield _gauge(
             "pending_messages",
             "Messages that are not known to be with their clients.",
-            counted.pending_messages,
+            counts.pending,
         )
         yield _gauge(
             "pending_bytes",
             "Bytes of such messages, of those that this process has numbered.",
-            counted.pending_bytes,
+            counts.pending_bytes,
         )
         yield _gauges(
             "connections",
             "Open connections; over HTTP, responses.",
             "transport",
-            counted.connections,
+            dict.fromkeys(TRANSPORTS, 0) | counts.connections,
         )
+        yield _gauge("sessions", "Sessions over HTTP, in memory.", counts.sessions)
 
-    def _of_journal(self) -> Iterable[Metric]:
+    def _of_journal(self, waiting: int | None) -> Iterable[Metric]:
         journal, engine = self._journal, self._engine
         yield _gauge(
             "store_up", "1 while the journal takes changes, else 0.", not engine.why_no_commits
@@ -125,18 +126,18 @@ class Metrics:
             yield _gauge(
                 "replicas", "Replicas that live, as this one knows them.", engine.replicas_alive
             )
+        if waiting is not None:
+            yield _gauge("webhooks_queued", "Webhooks that wait to be sent.", waiting)
 
     def _of_backend(self) -> Iterable[Metric]:
-        if self._children is not None:
-            children = self._children()
-            yield _gauge("children", "Child processes that run.", children.running)
+        if self._child_counts is not None:
+            running, restarts = self._child_counts()
+            yield _gauge("children", "Child processes that run.", running)
             yield _counter(
                 "child_restarts",
-                "Children that were started in place of one that had ended.",
-                children.restarts,
+                "Children that were started in place of one that had died.",
+                restarts,
             )
-        if self._queued is not None:
-            yield _gauge("webhooks_queued", "Webhooks that wait to be sent.", self._queued())
 
 
 _VERSION: Final = version("mcp-streams")
@@ -223,4 +224,5 @@ def _histogram(name: str, what: str, histogram: Histogram) -> Metric:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    return [(floatToGoString(bound), count) for bound, count in histogram.cumulative]
+    *below, (_, count) = histogram.cumulative
+    return [*((str(bound), count) for bound, count in below), ("+Inf", count)]

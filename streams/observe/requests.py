@@ -1,4 +1,4 @@
-"""What the original request of a call says of itself, for those that count and trace calls.
+"""The original request of a call, as those read it that count and trace calls.
 
 The words are a client's: they may be of any length and any type.
 """
@@ -46,7 +46,7 @@ class Origin(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, line: bytes) -> "Origin":
-        """Read the line of a request. What is not as MCP has it counts as absent."""
+        """Read the line of a request. Members of other types than MCP's count as absent."""
         try:
             request = _decode(line)
         except ValueError:

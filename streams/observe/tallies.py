@@ -1,13 +1,13 @@
 """Counts of what a server does, for metrics and for the live page.
 
 Counting must cost nearly nothing: a tally is a plain number that one task changes. It is rendered
-only when it is asked for (`streams.observe.metrics`). What the engine knows anyway, such as the
-number of its streams, is not counted here but read from it.
+only when it is asked for (`streams.observe.metrics`). The number of streams, and all else that
+the engine knows anyway, is not counted here but read from it.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -51,6 +51,11 @@ RESUMED: Final = "resumed"  # the result of a resume that was not refused
 # Ends of calls that an outcome does not tell apart: a result that says `isError`, a server that has
 # died, and a client that is lost and could not come back.
 REASONS: Final = frozenset({"tool_error", "interrupted", "dropped"})
+
+# How many child processes run, and how many were started in place of one that had died.
+ChildCounts = Callable[[], tuple[int, int]]
+# Makes the text for a request with this `Accept`, and its media type.
+Renderer = Callable[[str], Awaitable[tuple[bytes, str]]]
 
 
 class Histogram:
@@ -123,7 +128,7 @@ class Tallies:
         self.calls: Counter[tuple[str, str]] = Counter()  # that have ended, by tool and outcome
         self.durations: dict[str, Histogram] = {}  # by tool
         self.abandoned = self.restarts = self.detached = 0
-        self.resumes: Counter[str] = Counter()  # by result
+        self.resumes: Counter[str] = Counter({RESUMED: 0})  # by result
         self.sent = self.replayed = 0  # messages, by deliveries that are over
         self._find: Callable[[str], Stream | None] = lambda _: None
         self._sample_at = 0.0

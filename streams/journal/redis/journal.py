@@ -156,12 +156,8 @@ class RedisJournal:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """What all streams take, and all memory of the store, which may have other users.
-
-        As they were told last: both are asked for with commits.
-        """
-        used = {} if self._used is None else {"store": self._used}
-        return {"streams": self._writer.bytes} | used
+        """See `Journal.sizes`: of the streams of all replicas, as the last commit told."""
+        return {"streams": self._writer.bytes}
 
     def _limited(self, used: int, limit: int | None, where: str) -> Shortage | None:
         return _shortage(used, limit, where) if limit else None
