@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import trio
 
-from streams.admin.api import api_routes
+from streams.admin.api import Api
+from streams.admin.changes import Changes
+from streams.admin.endpoint import Route
 from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
@@ -160,7 +162,8 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         registry = Registry(journal, running.engine)
-        operators.add(*api_routes(registry), *observers.watch(running, journal, registry, nursery))
+        operators.add(*_operators_routes(running, registry))
+        operators.add(*observers.watch(running, journal, registry, nursery))
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)
@@ -178,6 +181,11 @@ async def _serve(
             if options.is_kept or options.patience.patience_s is None:
                 await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
+
+
+def _operators_routes(running: RunningServer, registry: Registry) -> Sequence[Route]:
+    """The routes for operators that need a running server."""
+    return Api(registry, Changes(registry, running.engine)).routes
 
 
 def _linger_s(options: Options) -> float:
