@@ -17,7 +17,6 @@ from streams.admin.api import Api
 from streams.admin.changes import Changes
 from streams.admin.endpoint import Route
 from streams.admin.health import Health
-from streams.engine.events import Events
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
 from streams.journal.ownership import OwnerLock, check_files, socket_path
@@ -36,7 +35,7 @@ from streams.process.deadline import (
 from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
-from streams.process.log import call_log
+from streams.process.observers import Observers
 from streams.process.operators import Operators
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
@@ -115,14 +114,13 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    operators, events = Operators(options), Events()
-    calls = call_log(options, events)
+    operators, observers = Operators(options), Observers(server, options)
     with watched(options.watchdog_s, tool_namer(server)):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(calls.run)
             if options.admin is not None:  # it answers before all else, and after it
                 await nursery.start(operators.serve_address, options.admin)
-            await _serve(server, options, operators, events, *how)
+            nursery.start_soon(observers.calls.run)  # to the end: a shutdown has much to tell
+            await _serve(server, options, operators, observers, *how)
             nursery.cancel_scope.cancel()
 
 
@@ -130,7 +128,7 @@ async def _serve(
     server: Servable,
     options: Options,
     operators: Operators,
-    events: Events,
+    observers: Observers,
     fds: tuple[int, int] | None,
     sockets: Sockets,
     guard: Guard,
@@ -138,9 +136,10 @@ async def _serve(
     down: trio.Event,
 ) -> None:
     notices, health = Notices(is_service=options.is_listening), operators.health
+    patience = patience_of(options)
     async with (
         _open_journal(options, server.limits) as (journal, keys),
-        server.open(journal, keys.keyring, patience=patience_of(options), events=events) as running,
+        server.open(journal, keys.keyring, patience=patience, events=observers.events) as running,
         _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
@@ -164,7 +163,9 @@ async def _serve(
             reload = partial(_reload, guard, keys, running, notices)
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
-        operators.add(*_operators_routes(running, journal))
+        registry = Registry(journal, running.engine)
+        operators.add(*_operators_routes(running, registry))
+        operators.add(*observers.watch(running, journal, registry, nursery))
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)
@@ -184,9 +185,8 @@ async def _serve(
             nursery.cancel_scope.cancel()
 
 
-def _operators_routes(running: RunningServer, journal: Journal) -> Sequence[Route]:
+def _operators_routes(running: RunningServer, registry: Registry) -> Sequence[Route]:
     """The routes for operators that need a running server."""
-    registry = Registry(journal, running.engine)
     return Api(registry, Changes(registry, running.engine)).routes
 
 
