@@ -1,4 +1,4 @@
-"""What listens to the engine of a process, as its options want it.
+"""The listeners to the engine of a process, as its options want them.
 
 Each observer is made before the engine, so that it hears of the calls that a restart interrupts.
 """
