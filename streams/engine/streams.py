@@ -154,7 +154,7 @@ class Streams:
         if self.index.get(stream.id) is not stream:
             return
         stream.is_lost = True
-        if self.events and stream.state.outcome is Outcome.LIVE:
+        if self.events.is_heard and stream.state.outcome is Outcome.LIVE:
             self.events.tell(CallReleased(stream))
         stream.scope.cancel()
         self.index.remove(stream)
@@ -299,7 +299,7 @@ class Streams:
 
     def interrupt(self, stream: Stream) -> None:
         """End a call whose handler has ended with its process and cannot be restarted."""
-        if self.events:
+        if self.events.is_heard:
             self.events.tell(CallInterrupted(stream))
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
@@ -310,7 +310,7 @@ class Streams:
         if stream.rerun is None or not stream.is_reachable:
             self.interrupt(stream)
         else:
-            if self.events and not stream.is_suspended:
+            if self.events.is_heard and not stream.is_suspended:
                 self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()
@@ -366,7 +366,7 @@ class Streams:
             self.drop(stream)
             return
         stream.store()
-        if self.events and stream.state.is_ended and not stream.state.is_drained:
+        if self.events.is_heard and stream.state.is_ended and not stream.state.is_drained:
             self.events.tell(ResultAbandoned(stream))
         self._committer.add(stream.close(event))
         stream.scope.cancel()
