@@ -13,7 +13,14 @@ from cyclopts import Parameter
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, checked_path, is_url
 from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
-from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
+from streams.process.options import (
+    Auth,
+    CannotServe,
+    KeepCancelled,
+    Options,
+    Patience,
+    Webhooks,
+)
 
 ACKED_MAX: Final = 100  # no store has more replicas
 
@@ -249,12 +256,14 @@ NOWHERE: Final = Listening()
 USUALLY: Final = Keeping()
 PATIENT: Final = Waiting()
 UNSHARED: Final = Sharing()
+UNTOLD: Final = Webhooks()
 
 Doors = Annotated[Auth, Parameter(name="*")]
 Where = Annotated[Listening, Parameter(name="*")]
 How = Annotated[Keeping, Parameter(name="*")]
 Hosts = Annotated[Waiting, Parameter(name="*")]
 Replicas = Annotated[Sharing, Parameter(name="*")]
+Told = Annotated[Webhooks, Parameter(name="*")]
 
 
 def run(options: Options) -> int:

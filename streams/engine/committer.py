@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.clock import backoff_s
+from streams.engine.hooks import Hooks
 from streams.errors import (
     INTERNAL_ERROR,
     Full,
@@ -110,6 +111,7 @@ class Committer:
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
         # Of a shared journal: called with each change that it refuses. Returns what mends that.
         self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
+        self.hooks: Hooks | None = None  # makes webhooks, if there are any
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
         """Make a change durable, after all that were added before it.
@@ -272,6 +274,8 @@ class Committer:
         await self._commit(changes, taken)
         self._is_committing = False
         _tell(taken)
+        if self.hooks is not None:
+            self.hooks.committed()
         self._done.set()
         self._done = trio.Event()
 

@@ -16,6 +16,7 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
 from streams.engine.framing import Framing
+from streams.engine.hooks import Hooks
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.operations import Operations
 from streams.engine.posts import Cancelled, Notice
@@ -85,10 +86,12 @@ class Engine:
         require_token: bool,
         restart_handler: RestartHandler,
         deferral_s: float,
+        hooks: Hooks | None,
     ) -> None:
         self._journal = journal
         self._restart_handler = restart_handler
         self._committer = Committer(journal)
+        self._committer.hooks = self._hooks = hooks
         self._failure: BaseException | None = None
         self._streams = Streams(journal, self._committer, keyring, limits, deferral_s=deferral_s)
         self.sessions = self._streams.sessions
@@ -187,7 +190,12 @@ class Engine:
         preamble = partial(self.operations.announcements, stream, dialects)
         self._streams.defer(
             stream,
-            is_urgent=is_paged or is_once or (mark is not None and not is_repeatable),
+            is_urgent=(
+                is_paged
+                or is_once
+                or (mark is not None and not is_repeatable)
+                or (self._hooks is not None and self._hooks.wants(record))
+            ),
             # An HTTP response begins after a while, so that proxies and clients see it live.
             is_needless=not (is_reachable or mark is not None or connection.is_response),
         )
@@ -196,6 +204,14 @@ class Engine:
         )
         self._start(stream, handler)
         return stream
+
+    def check_webhook(self, url: Any, principal: str) -> None:
+        """Raise `Refusal` unless this caller may have its call's events sent to `url`."""
+        if self._hooks is None:
+            raise refusal("webhook_refused").saying(
+                "This server sends no webhooks: leave out _meta['mcp-streams/webhook']."
+            )
+        self._hooks.check(url, principal)
 
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
@@ -525,13 +541,15 @@ async def open_engine(
     require_token: bool = False,
     restart_handler: RestartHandler = lambda _: None,
     deferral_s: float = DEFERRAL_S,
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[Engine]:
     """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
     `enforce_min` refuses a client that resumes before `min` instead of serving it. `require_token`
     refuses a streamId without its resume token to any caller but the stream's own principal.
     `restart_handler` finds the handlers of restarted calls. A call that ends within `deferral_s`
-    seconds is not stored. Raises `JournalUnusable` where the journal cannot be used any more.
+    seconds is not stored. `hooks` makes webhooks. Raises `JournalUnusable` where the journal cannot
+    be used any more.
     """
     engine = Engine(
         journal,
@@ -541,6 +559,7 @@ async def open_engine(
         require_token=require_token,
         restart_handler=restart_handler,
         deferral_s=deferral_s,
+        hooks=hooks,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:

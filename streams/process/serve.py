@@ -41,6 +41,7 @@ from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
+from streams.process.webhooks import open_webhooks
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from streams.server.storage import Keys, Place, import_client, open_storage
@@ -137,7 +138,8 @@ async def _serve(
     notices = Notices(is_service=options.is_listening)
     async with (
         _open_journal(options, server.limits) as (journal, keys),
-        server.open(journal, keys.keyring, patience=patience_of(options)) as running,
+        open_webhooks(options, journal) as hooks,
+        server.open(journal, keys.keyring, patience=patience_of(options), hooks=hooks) as running,
         _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
