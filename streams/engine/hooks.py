@@ -25,4 +25,4 @@ class Hooks(Protocol):
         """
 
     def committed(self) -> None:
-        """What `told` has returned before may be durable now."""
+        """Changes that `told` has returned before may be durable now."""

@@ -109,6 +109,16 @@ class Lookups(Protocol):
     async def count(self, principal: str) -> int:
         """How many of a principal's streams are still wanted."""
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        """The streams with the highest numbers, evicted or not, the highest first.
+
+        Only those with numbers below `before`, if that is given. In a shared journal these are
+        the streams of all replicas.
+        """
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        """The ids of streams, evicted or not, that begin with these letters: at most `limit`."""
+
     async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         """The evicted streams by their `due_at`, earliest first.
 
@@ -132,6 +142,13 @@ class Journal(Lookups, Protocol):
     @property
     def anonymous_shortage(self) -> Shortage | None:
         """Whether the streams of all anonymous callers together near their limit; None if not."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many bytes its parts take, such as its file and the file's WAL, by their names.
+
+        Empty where that is unknown. It is quick, and asks neither a disk's content nor a store.
+        """
 
     async def claim(self, owner: str = "") -> Sequence[Record]:
         """Take over streams of `owner`: each record gets a new fence, which voids older leases.

@@ -52,7 +52,7 @@ class Receivers:
             raise ValueError("write a URL without a password, a backslash and a fragment")
         if ".." in unquote(parts.path).replace("\\", "/").split("/"):
             raise ValueError("write a path without ..")
-        parts.port  # noqa: B018 (raises ValueError for one that is none)
+        parts.port  # noqa: B018 (raises ValueError for a port that is no number)
         parts.hostname.encode("idna")  # raises UnicodeError, which is a ValueError
         return parts
 

@@ -35,7 +35,7 @@ class Signer:
     """
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        """Raises `ValueError` for a secret that is none."""
+        """Raises `ValueError` for a text that is no secret."""
         if not secrets:
             raise ValueError("there is no secret")
         self._keys = [Webhook(_checked(secret)) for secret in secrets]

@@ -39,7 +39,7 @@ Rules of the file:
 """
 
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -136,6 +136,10 @@ class SQLiteJournal(Alone):
     def anonymous_shortage(self) -> Shortage | None:
         return None if self._is_closed else self._store.anonymous_shortage
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self._store.sizes
+
     async def claim(self, owner: str = "") -> Sequence[Record]:
         self._check_open()
         return await self._thread.run(self._store.claim)
@@ -177,6 +181,12 @@ class SQLiteJournal(Alone):
     async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
         """See `streams.journal.copying.Whole.streams`."""
         return await self._look_up(lambda tables: tables.streams(after, limit))
+
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        return await self._look_up(lambda tables: tables.newest(before, limit))
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        return await self._look_up(lambda tables: tables.beginning_with(prefix, limit))
 
     async def find(self, stream: str) -> Record | None:
         return await self._look_up(lambda tables: tables.find(stream))
