@@ -244,11 +244,12 @@ class Engine:
 
         Raises `Refusal` where a limit is reached, or the journal takes nothing new now.
         """
+        # A request over HTTP was accepted before the departure, and is the last of its connection.
+        is_late = self._is_closing or not isinstance(session, HttpSession)
+        if self.departure.has_begun and is_late:
+            raise refusal("draining", retryAfter=RETURN_S)
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
-        # A request over HTTP was accepted before the departure, and is the last of its connection.
-        if self.departure.has_begun and not isinstance(session, HttpSession):
-            raise refusal("draining", retryAfter=RETURN_S)
         principal = session.principal
         self._committer.check(principal)
         if self._replicas is not None and self._replicas.leases.is_late:

@@ -31,23 +31,24 @@ class Rolling:
         self._command = [sys.executable, "-m", "streams.cli", "serve", app, *options]
         self._process: trio.Process | None = None
 
-    async def start(self) -> None:
+    async def start(self) -> trio.Process:
         """Start the first process, and wait until it serves."""
         self._process = await self._begin(0)
-        await self._says(0, "listening", times=2)
+        await self.says(0, "listening", times=2)
+        return self._process
 
-    async def roll(self) -> str:
-        """Let the next process take over; returns the log of the former one."""
+    async def roll(self, number: signal.Signals = signal.SIGTERM) -> str:
+        """Let the next process take over after this signal; returns the log of the former one."""
         former = self._process
         assert former is not None
         self.rolls += 1
         self._process = await self._begin(self.rolls)
-        await self._says(self.rolls, "waiting for the owner")
-        former.send_signal(signal.SIGTERM)
+        await self.says(self.rolls, "waiting for the owner")
+        former.send_signal(number)
         with trio.fail_after(PATIENCE_S):
-            assert await former.wait() == 0
-        await self._says(self.rolls, "listening", times=2)
-        return self._log(self.rolls - 1).read_text()
+            assert await former.wait() == (-number if number == signal.SIGKILL else 0)
+        await self.says(self.rolls, "listening", times=2)
+        return self.log(self.rolls - 1).read_text()
 
     async def stop(self) -> None:
         """End the process of the moment."""
@@ -60,17 +61,19 @@ class Rolling:
         where = {"http": place.http, "ws": place.ws, "admin": place.admin}
         words = [word for key, port in where.items() for word in (f"--{key}", f"127.0.0.1:{port}")]
         words += ["--journal", str(self.journal), "--standby", str(PATIENCE_S)]
-        with self._log(number).open("wb") as log:
+        with self.log(number).open("wb") as log:
             return await trio.lowlevel.open_process(
                 [*self._command, *words], stdin=-3, stdout=log, stderr=log
             )
 
-    async def _says(self, number: int, what: str, times: int = 1) -> None:
+    async def says(self, number: int, what: str, times: int = 1) -> None:
+        """Wait until the log of this process has these words."""
         with trio.fail_after(PATIENCE_S):
-            while self._log(number).read_text().count(what) < times:
+            while self.log(number).read_text().count(what) < times:
                 await trio.sleep(LOOK_EVERY_S)
 
-    def _log(self, number: int) -> Path:
+    def log(self, number: int) -> Path:
+        """The log of a process; the first one is 0."""
         return self._folder / f"process-{number}.log"
 
 

@@ -14,21 +14,23 @@ from mcp import Client
 async def main(url: str, tool: str, notes: str, name: str) -> None:
     """Call until the input ends."""
     seen: dict[str, Any] = {"calls": 0, "errors": []}
+    count = 20 if tool == "lasting" else 5
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     async with Client(url) as client:
         while not ended.done():
             seen["calls"] += 1
-            arguments = {
+            arguments: dict[str, Any] = {
                 "name": f"{name}-{seen['calls']}",
-                "count": 5,
+                "count": count,
                 "per_second": 10.0,
-                "flush_every": 1,
                 "notes": notes,
             }
+            if tool == "lasting":
+                arguments["flush_every"] = 1
             try:
                 result = await client.call_tool(tool, arguments)
                 text = result.model_dump(by_alias=True, mode="json")["content"][0]["text"]
-                assert json.loads(text) == {"messages": 5}, text
+                assert json.loads(text) == {"messages": count}, text
             except Exception as error:  # every kind is a fault of the server here
                 seen["errors"].append(f"{arguments['name']}: {error!r}")
     print(json.dumps(seen))

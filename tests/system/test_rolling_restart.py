@@ -6,6 +6,7 @@ the run longer.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -22,7 +23,9 @@ from streams.cli.selftest.torture_server import noted_runs
 from streams.client.client import Client
 from streams.exchange import Dialer
 from tests.rigs import ROOT
+from tests.rigs.command import run
 from tests.rigs.rolls import Rolling, balancer
+from tests.wire.process import ServerProcess
 from transports import dial
 
 ROLLS = int(os.environ.get("ROLLS", "3"))
@@ -52,14 +55,14 @@ class Load:
             while self.is_calling:
                 number += 1
                 story, begun = Story(f"{name}-{number}", count, tool), self.rolls
-                async with client.call(tool, self._arguments(story, pace)) as call:
+                async with client.call(tool, self.arguments(story, pace)) as call:
                     async for message in call:
                         story.look(message)
                     story.finish(await call.result())
                 self.ended.append(story)
                 self.moves += self.rolls > begun
 
-    def _arguments(self, story: Story, pace: float) -> dict[str, Any]:
+    def arguments(self, story: Story, pace: float) -> dict[str, Any]:
         given = {"name": story.name, "count": story.count, "notes": str(self.notes)}
         paced = {"per_second": pace}
         return given | paced | ({"flush_every": 2} if story.tool in ("lasting", "work") else {})
@@ -135,3 +138,62 @@ async def test_rolling_restarts_lose_no_call_and_no_client_sees_an_error(
     assert (short["errors"], lasting["errors"]) == ([], [])
     print(f"{ROLLS} restarts: {len(load.ended)} calls, {load.moves} across a restart, and")
     print(f"{short['calls']} + {lasting['calls']} of the official SDK")
+
+
+async def test_a_second_sigterm_ends_a_drain_at_once(tmp_path: Path) -> None:
+    load = Load(tmp_path / "notes")
+    story = Story("slow", 100_000, "work")
+    rolling = Rolling(tmp_path, APP, "--grace", "3600")
+    try:
+        with trio.fail_after(PATIENCE_S):
+            process = await rolling.start()
+            url = f"http://127.0.0.1:{rolling.places[0].http}/mcp"
+            async with Client(dial(url)) as client:
+                call = client.call("work", load.arguments(story, 5.0))
+                async with call:
+                    await call.__anext__()
+                    process.send_signal(signal.SIGTERM)
+                    await rolling.says(0, "draining")
+                    await call.__anext__()  # it goes on meanwhile
+                    process.send_signal(signal.SIGTERM)
+                    assert await process.wait() == 0
+    finally:
+        await rolling.stop()
+    assert "shutting down" in rolling.log(0).read_text()
+
+
+async def test_a_process_that_waits_serves_after_the_owner_was_killed(tmp_path: Path) -> None:
+    rolling = Rolling(tmp_path, APP, "--grace", "5")
+    try:
+        with trio.fail_after(PATIENCE_S):
+            await rolling.start()
+            assert "Traceback" not in await rolling.roll(signal.SIGKILL)
+            url = f"http://127.0.0.1:{rolling.places[1].http}/mcp"
+            async with Client(dial(url)) as client:
+                assert await client.list_tools()
+    finally:
+        await rolling.stop()
+
+
+async def test_a_process_takes_over_the_address_of_the_one_before(tmp_path: Path) -> None:
+    rolling = Rolling(tmp_path, APP, "--grace", "5")
+    rolling.places[1] = rolling.places[0]._replace(admin=rolling.places[1].admin)
+    url = f"ws://127.0.0.1:{rolling.places[0].ws}"
+    load = Load(tmp_path / "notes")
+    try:
+        with trio.fail_after(PATIENCE_S):
+            await rolling.start()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(load.call, "one", dial(url), "lasting", 20, 10.0)
+                await rolling.roll()
+                load.is_calling = False
+    finally:
+        await rolling.stop()
+    load.check()
+
+
+def test_a_process_waits_for_a_journal_no_longer_than_it_was_told(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        done = run("serve", APP, "--http=127.0.0.1:0", f"--journal={server.journal}", "--standby=1")
+    assert done.returncode == 2
+    assert f"is still owned by another process (pid {server.pid}) after 1 s" in done.stderr
