@@ -14,7 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from streams.admin.api import api_routes
+from streams.admin.api import Api
+from streams.admin.changes import Changes
+from streams.admin.endpoint import Route
 from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
@@ -34,6 +36,7 @@ from streams.process.deadline import (
 from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
+from streams.process.observers import Observers
 from streams.process.operators import Operators
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.succession import handing_over, standing_by
@@ -133,10 +136,11 @@ async def _serve(
     down: trio.Event,
 ) -> None:
     notices, health = Notices(is_service=options.is_listening), operators.health
+    observers, patience = Observers(server, options), patience_of(options)
     async with (
         standing_by(_file(options), options.standby_s, _addresses(options, sockets)) as standby,
         _open_journal(options, server.limits) as (journal, keys),
-        server.open(journal, keys.keyring, patience=patience_of(options)) as running,
+        server.open(journal, keys.keyring, patience=patience, events=observers.events) as running,
         _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
@@ -163,7 +167,9 @@ async def _serve(
             reload = partial(_reload, guard, keys, running, notices)
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
-        operators.add(*api_routes(Registry(journal, running.engine)))
+        registry = Registry(journal, running.engine)
+        operators.add(*_operators_routes(running, registry))
+        operators.add(*observers.watch(running, journal, registry, nursery))
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)
@@ -182,6 +188,11 @@ async def _serve(
             if options.is_kept or options.patience.patience_s is None:
                 await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
+
+
+def _operators_routes(running: RunningServer, registry: Registry) -> Sequence[Route]:
+    """The routes for operators that need a running server."""
+    return Api(registry, Changes(registry, running.engine)).routes
 
 
 def _linger_s(options: Options) -> float:
