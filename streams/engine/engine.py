@@ -13,9 +13,9 @@ from typing import Any, Final
 import trio
 
 from streams.clock import wall
-from streams.departure import Departure
 from streams.engine.committer import CommitListener, Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
+from streams.engine.departure import Departure
 from streams.engine.events import (
     CallBegan,
     ConnectionClosed,

@@ -195,5 +195,5 @@ async def test_a_process_takes_over_the_address_of_the_one_before(tmp_path: Path
 def test_a_process_waits_for_a_journal_no_longer_than_it_was_told(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server:
         done = run("serve", APP, "--http=127.0.0.1:0", f"--journal={server.journal}", "--standby=1")
-    assert done.returncode == 2
-    assert f"is still owned by another process (pid {server.pid}) after 1 s" in done.stderr
+        assert done.returncode == 2
+        assert f"is still owned by another process (pid {server.pid}) after 1 s" in done.stderr

@@ -13,9 +13,18 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.departure import Departure
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Caller, Endpoint, Head, Headers, HttpError, Request, Responder, Screen
+from streams.exchange import (
+    Caller,
+    Departure,
+    Endpoint,
+    Head,
+    Headers,
+    HttpError,
+    Request,
+    Responder,
+    Screen,
+)
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns

@@ -17,9 +17,8 @@ from typing import Final, NoReturn, TypedDict
 import trio
 
 from streams import messages
-from streams.departure import Departure
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
-from streams.exchange import Admit, Caller, Head, HttpError
+from streams.exchange import Admit, Caller, Departure, Head, HttpError
 from streams.forks import withhold
 from streams.logs import log
 from streams.turns import TURN_UNITS, Turns

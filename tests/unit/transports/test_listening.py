@@ -17,7 +17,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from streams import turns
-from streams.departure import Departure
+from streams.engine.departure import Departure
 from tests.rigs import bare_http, bare_websocket
 from tests.rigs.served import tls_contexts
 from tests.wire.process import ServerProcess, wait_until

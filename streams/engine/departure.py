@@ -1,17 +1,10 @@
-"""The end of a server as its listeners see it: they accept nothing more, and answer what has come.
-
-A balancer sends a request to another process only if this one has not accepted the connection. So
-what was accepted is answered, and the server waits for that (`settled`) before it ends.
-"""
+"""See `streams.exchange.Departure`."""
 
 import trio
 
 
 class Departure:
-    """Begins once. Until it has `settled`, listeners are open or requests are without a response.
-
-    Listeners and requests `enter`, and `leave` when they are closed and answered.
-    """
+    """Begins once; `settled` waits for all that has entered."""
 
     def __init__(self) -> None:
         self._begun = trio.Event()
@@ -20,7 +13,7 @@ class Departure:
 
     @property
     def has_begun(self) -> bool:
-        """Whether nothing new is accepted any more."""
+        """See the protocol."""
         return self._begun.is_set()
 
     def begin(self) -> None:
@@ -28,15 +21,15 @@ class Departure:
         self._begun.set()
 
     async def begun(self) -> None:
-        """Wait until it begins."""
+        """See the protocol."""
         await self._begun.wait()
 
     def enter(self) -> None:
-        """One more listener, or request, that the server must wait for."""
+        """See the protocol."""
         self._present += 1
 
     def leave(self) -> None:
-        """The opposite of `enter`."""
+        """See the protocol."""
         self._present -= 1
         if not self._present and self._changed:
             self._changed.unpark_all()
