@@ -310,7 +310,7 @@ class Streams:
         if self.ends_with_process(stream):
             self.interrupt(stream)
         elif stream.rerun is not None:
-            if self.events:
+            if self.events and not stream.is_suspended:
                 self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()
