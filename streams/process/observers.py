@@ -1,4 +1,4 @@
-"""What listens to the engine of a process, as its options want it.
+"""The listeners to the engine of a process, as its options want them.
 
 Each observer is made before the engine, so that it hears of the calls that a restart interrupts.
 """
@@ -12,6 +12,7 @@ from streams.journal.contract import Journal
 from streams.observe.registry import Registry
 from streams.observe.tallies import Renderer, Tallies
 from streams.process.loading import Hosted, Servable
+from streams.process.log import call_log
 from streams.process.options import Options
 from streams.server.running import RunningServer
 
@@ -21,6 +22,7 @@ class Observers:
 
     def __init__(self, server: Servable, options: Options) -> None:
         self.events = Events()
+        self.calls = call_log(options, self.events)
         self.tallies: Tallies | None = None
         self._child_counts = server.child_counts if isinstance(server, Hosted) else None
         if options.admin is not None:
