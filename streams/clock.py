@@ -24,3 +24,8 @@ def backoff_s(first_s: float, failures: int, most_s: float) -> float:
 def worked() -> float:
     """Seconds of a processor's time that this thread has had."""
     return time.thread_time()
+
+
+def utc(at: float) -> str:
+    """A wall time for people: `2026-11-23T21:07:05Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))

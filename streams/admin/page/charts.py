@@ -1,0 +1,107 @@
+"""Charts as inline SVG, without styles of their own: the style sheet has the colours.
+
+Each chart is stretched to its place, so it has lines and areas only. Words and numbers stand beside
+it as HTML, where they keep their size on a phone.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from streams.admin.page.html import Markup, tag
+
+WIDTH: Final = 1000.0
+HEIGHT: Final = 100.0
+SPARK_WIDTH: Final = 240.0
+SPARK_HEIGHT: Final = 40.0
+MARKS: Final = ("numbered", "durable", "handed", "delivered")  # the first is drawn at the back
+
+
+class Point(msgspec.Struct, frozen=True):
+    """How far a stream had come at one moment: its four marks, as seqs."""
+
+    at: float
+    numbered: int
+    durable: int
+    handed: int
+    delivered: int
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A moment that is drawn as a vertical line."""
+
+    at: float
+    kind: str  # a class of the style sheet
+    title: str
+
+
+def timeline(points: Sequence[Point], rules: Sequence[Rule], until: float, label: str) -> Markup:
+    """The four marks of a stream over time, as areas in front of each other.
+
+    The marks stay as they were from one point to the next, and from the last one `until` then.
+    """
+    since = min([each.at for each in (*points, *rules)], default=until)
+    span = max(until - since, 0.001)
+    top = max((each.numbered for each in points), default=0) or 1
+
+    def across(at: float) -> float:
+        return min(max((at - since) / span, 0.0), 1.0) * WIDTH
+
+    areas = []
+    for mark in MARKS:
+        steps = [(across(each.at), HEIGHT * (1 - getattr(each, mark) / top)) for each in points]
+        areas.append(tag("path", class_=f"area {mark}", d=_steps(steps, WIDTH)))
+    lines = [
+        tag(
+            "line",
+            tag("title", each.title),
+            class_=f"rule {each.kind}",
+            x1=_number(across(each.at)),
+            x2=_number(across(each.at)),
+            y1=0,
+            y2=_number(HEIGHT),
+        )
+        for each in rules
+    ]
+    return _svg("timeline", WIDTH, HEIGHT, label, *areas, *lines)
+
+
+def sparkline(values: Sequence[float], places: int, label: str) -> Markup:
+    """Values at equal distances, the newest at the right edge of `places` places."""
+    top = max(values, default=0.0) or 1.0
+    step = SPARK_WIDTH / max(places - 1, 1)
+    first = SPARK_WIDTH - step * (len(values) - 1)
+    dots = [
+        (first + step * number, SPARK_HEIGHT - 1 - (SPARK_HEIGHT - 2) * value / top)
+        for number, value in enumerate(values)
+    ]
+    line = " ".join(f"{_number(x)},{_number(y)}" for x, y in dots)
+    drawn = tag("polyline", class_="spark", points=line)
+    return _svg("sparkline", SPARK_WIDTH, SPARK_HEIGHT, label, drawn)
+
+
+def _steps(steps: Sequence[tuple[float, float]], end: float) -> str:
+    """The path around an area below steps."""
+    if not steps:
+        return ""
+    drawn = [f"M{_number(steps[0][0])},{_number(HEIGHT)}"]
+    drawn += [f"V{_number(y)}" if n == 0 else f"H{_number(x)}V{_number(y)}"
+              for n, (x, y) in enumerate(steps)]
+    return f"{''.join(drawn)}H{_number(end)}V{_number(HEIGHT)}Z"
+
+
+def _svg(class_: str, width: float, height: float, label: str, *drawn: Markup) -> Markup:
+    return tag(
+        "svg",
+        *drawn,
+        class_=class_,
+        viewBox=f"0 0 {_number(width)} {_number(height)}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=label,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,1 @@
+"""What operators are told of a server: what lives now, and what happens to calls."""

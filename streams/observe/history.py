@@ -1,0 +1,199 @@
+"""The recent past, in memory: how far each call had come when, and how busy the server was.
+
+A chart needs values of before, and nothing else keeps them. All of it is bounded, and gone with the
+process. A call that ends within `EVERY_S` and keeps its client leaves nothing here.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+import msgspec
+import trio
+
+from streams.clock import wall
+
+EVERY_S: Final = 1.0  # between two samples
+RATES_MAX: Final = 600  # samples of the whole server: ten minutes
+# Calls whose past is kept: with 120 samples of 40 bytes each, and 100 moments, 500 of them take
+# 5 MB at most, and hardly more than 1 MB in practice.
+CALLS_MAX: Final = 500
+SAMPLES_MAX: Final = 120  # of one call; then every second one is dropped
+MOMENTS_MAX: Final = 100  # of one call; the oldest go first
+
+_FIELDS: Final = 5
+
+
+class Marked(Protocol):
+    """The marks of a stream, as `streams.engine.lifecycle` has them."""
+
+    @property
+    def last(self) -> int: ...
+
+    @property
+    def durable(self) -> int: ...
+
+    @property
+    def handed(self) -> int: ...
+
+    @property
+    def delivered(self) -> int: ...
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Something that happened to a call: `cut`, `resumed`, `asked` …"""
+
+    at: float  # wall time
+    what: str
+    seq: int
+    details: str = ""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """How far a call had come."""
+
+    at: float  # wall time
+    last: int
+    durable: int
+    handed: int
+    delivered: int
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """How busy the server was in one interval."""
+
+    at: float  # wall time, at its end
+    messages_per_s: float
+    commit_s: float  # the mean duration of its commits; 0 without any
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Counters of a server, since its start."""
+
+    messages: int
+    commits: int
+    commit_s: float
+
+
+class Past:
+    """The past of one call."""
+
+    __slots__ = ("_samples", "moments")
+
+    def __init__(self) -> None:
+        self._samples = array("d")
+        self.moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
+
+    def sample(self, at: float, marks: Marked) -> None:
+        """Keep the marks, if they have changed."""
+        values = (marks.last, marks.durable, marks.handed, marks.delivered)
+        samples = self._samples
+        if tuple(samples[1 - _FIELDS :]) == values:
+            return
+        if len(samples) >= SAMPLES_MAX * _FIELDS:
+            kept = list(self.samples)[::2]
+            samples = self._samples = array("d")
+            for each in kept:
+                samples.extend((each.at, each.last, each.durable, each.handed, each.delivered))
+        samples.extend((at, *values))
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        """The samples, the oldest first. Between two of them the marks did not change, or in small
+        steps that were dropped since."""
+        values = self._samples
+        for start in range(0, len(values), _FIELDS):
+            at, *marks = values[start : start + _FIELDS]
+            yield Sample(at, *map(int, marks))
+
+
+class History:
+    """The past of calls, by the ids of their streams, and the rates of the server."""
+
+    def __init__(self) -> None:
+        self._past: dict[str, Past] = {}  # the one that changed longest ago first
+        self.rates: deque[Rate] = deque(maxlen=RATES_MAX)
+        self.began_at = wall()
+
+    def past(self, stream: str) -> Past | None:
+        """What is known of a call's past."""
+        return self._past.get(stream)
+
+    def note(self, stream: str, marks: Marked, what: str, details: str = "") -> None:
+        """Something has happened to a call."""
+        now = wall()
+        past = self._of(stream)
+        past.sample(now, marks)
+        past.moments.append(Moment(now, what, marks.last, details))
+
+    def sample(self, calls: Iterable[tuple[str, float, Marked]]) -> None:
+        """Keep the marks of calls: their ids, when they began, and their marks.
+
+        Once `CALLS_MAX` are known, calls of which nothing was noted are left out.
+        """
+        now = wall()
+        for stream, created_at, marks in calls:
+            past = self._past.get(stream)
+            if past is None:
+                if len(self._past) >= CALLS_MAX:
+                    continue
+                past = self._of(stream)
+                if created_at >= self.began_at:
+                    past.sample(created_at, _NOTHING)
+            past.sample(now, marks)
+
+    def forget(self, streams: Iterable[str]) -> None:
+        """Keep nothing of these calls."""
+        for stream in streams:
+            self._past.pop(stream, None)
+
+    def _of(self, stream: str) -> Past:
+        past = self._past.pop(stream, None) or Past()
+        self._past[stream] = past
+        if len(self._past) > CALLS_MAX:
+            del self._past[next(iter(self._past))]
+        return past
+
+    async def run(
+        self,
+        calls: Callable[[], Iterable[tuple[str, float, Marked]]],
+        totals: Callable[[], Totals],
+    ) -> None:
+        """Take samples for ever."""
+        before, before_at = totals(), trio.current_time()
+        while True:
+            await trio.sleep(EVERY_S)
+            self.sample(calls())
+            after, after_at = totals(), trio.current_time()
+            commits = after.commits - before.commits
+            spent_s = after.commit_s - before.commit_s
+            self.rates.append(
+                Rate(
+                    wall(),
+                    (after.messages - before.messages) / (after_at - before_at),
+                    spent_s / commits if commits else 0.0,
+                )
+            )
+            before, before_at = after, after_at
+
+
+class _Nothing:
+    last = durable = handed = delivered = 0
+
+
+_NOTHING: Final[Marked] = _Nothing()
+
+
+def of_interval(rates: Sequence[Rate], count: int) -> list[Rate]:
+    """The rates in at most `count` steps, each the mean of its part."""
+    size = -(-len(rates) // count) if rates else 1
+    parts = [list(rates)[start : start + size] for start in range(0, len(rates), size)]
+    return [
+        Rate(
+            part[-1].at,
+            sum(each.messages_per_s for each in part) / len(part),
+            max(each.commit_s for each in part),
+        )
+        for part in parts
+    ]
