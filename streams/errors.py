@@ -60,6 +60,12 @@ class Refusal(StreamsError):
         self.message = message
         self.data = data
 
+    @property
+    def reason(self) -> str:
+        """Its reason in the table of errors; its code, if it has none of these."""
+        reason = (self.data or {}).get("reason")
+        return reason if isinstance(reason, str) and reason in _REASONS else str(self.code)
+
     def saying(self, message: str) -> "Refusal":
         """The same refusal with another message, where the usual one does not say what to do."""
         return Refusal(self.code, message, self.data)

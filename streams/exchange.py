@@ -191,6 +191,37 @@ def claims_of(channel: Channel) -> Mapping[str, Any]:
     return claims
 
 
+class TraceHeaders(msgspec.Struct, frozen=True):
+    """The trace context of an HTTP request: headers of W3C Trace Context and W3C Baggage."""
+
+    traceparent: str
+    tracestate: str = ""
+    baggage: str = ""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> "TraceHeaders | None":
+        """Those among these headers; None without a `traceparent`."""
+        traceparent = headers.get("traceparent")
+        if traceparent is None:
+            return None
+        return cls(traceparent, headers.get("tracestate", ""), headers.get("baggage", ""))
+
+
+def http_trace_of(channel: Channel) -> TraceHeaders | None:
+    """The trace context of the HTTP request that the channel answers or was opened by.
+
+    Channels that come by HTTP have `http_trace`.
+    """
+    trace: TraceHeaders | None = getattr(channel, "http_trace", None)
+    return trace
+
+
+def transport_of(channel: Channel) -> str:
+    """The transport's name: stdio, relay, websocket, http, memory. "" if the channel has none."""
+    name: str = getattr(channel, "transport", "")
+    return name
+
+
 def has_refused_length(channel: Channel) -> bool:
     """Whether the peer has ended the connection because a message was longer than it accepts.
 

@@ -15,6 +15,13 @@ import trio
 from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
+from streams.engine.events import (
+    CallBegan,
+    ConnectionClosed,
+    ConnectionOpened,
+    Events,
+    ResumeRefused,
+)
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.operations import Operations
@@ -85,12 +92,16 @@ class Engine:
         require_token: bool,
         restart_handler: RestartHandler,
         deferral_s: float,
+        events: Events,
     ) -> None:
         self._journal = journal
+        self.events = events
         self._restart_handler = restart_handler
         self._committer = Committer(journal)
         self._failure: BaseException | None = None
-        self._streams = Streams(journal, self._committer, keyring, limits, deferral_s=deferral_s)
+        self._streams = Streams(
+            journal, self._committer, keyring, limits, events=events, deferral_s=deferral_s
+        )
         self.sessions = self._streams.sessions
         self.operations = Operations(
             journal, self._streams, keyring, enforce_min=enforce_min, require_token=require_token
@@ -184,6 +195,9 @@ class Engine:
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable, stream.is_findable = is_reachable, is_findable
+        if self.events:
+            began = CallBegan(stream, connection.transport, connection.http_trace)
+            self.events.tell(began)
         preamble = partial(self.operations.announcements, stream, dialects)
         self._streams.defer(
             stream,
@@ -255,7 +269,7 @@ class Engine:
         At the end of the block everything that is owed is written before the connection is closed.
         The block is cancelled when the connection fails.
         """
-        connection = self._opened(Connection(channel, self._journal))
+        connection = self._opened(Connection(channel, self._journal, self.events))
         try:
             async with trio.open_nursery() as nursery:
                 connection.run(nursery)
@@ -286,6 +300,7 @@ class Engine:
         response = Connection(
             channel,
             self._journal,
+            self.events,
             session,
             framing=framing,
             event_ids=event_ids,
@@ -298,6 +313,11 @@ class Engine:
         finally:
             await self._close(connection, is_complete=channel.is_complete)
 
+    def tell_refused(self, refused: Refusal, transport: str) -> None:
+        """A resume over this transport was refused: tell those that listen to events."""
+        if self.events:
+            self.events.tell(ResumeRefused(refused.reason, transport))
+
     def clients(self) -> list[Session]:
         """The sessions of all clients that have initialized, over every transport."""
         alone = [each.session for each in self._connections if not each.is_response]
@@ -305,6 +325,8 @@ class Engine:
 
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
+        if self.events:
+            self.events.tell(ConnectionOpened(connection))
         self._stir()
         if self._is_moving and not connection.is_response:
             connection.hang_up()
@@ -313,6 +335,8 @@ class Engine:
     async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
         self._connections.pop(connection, None)
         connection.close()
+        if self.events:
+            self.events.tell(ConnectionClosed(connection))
         self._stir()
         if not is_complete:
             with trio.CancelScope(shield=True):
@@ -379,6 +403,8 @@ class Engine:
         if handler is None:
             self._streams.interrupt(stream)
         else:
+            if self.events:
+                self.events.restarted(stream)
             self._start(stream, partial(self._restart, handler))
 
     async def _restart(self, handler: StreamHandler, stream: Stream) -> tuple[bytes, bool]:
@@ -525,13 +551,15 @@ async def open_engine(
     require_token: bool = False,
     restart_handler: RestartHandler = lambda _: None,
     deferral_s: float = DEFERRAL_S,
+    events: Events | None = None,
 ) -> AsyncIterator[Engine]:
     """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
     `enforce_min` refuses a client that resumes before `min` instead of serving it. `require_token`
     refuses a streamId without its resume token to any caller but the stream's own principal.
     `restart_handler` finds the handlers of restarted calls. A call that ends within `deferral_s`
-    seconds is not stored. Raises `JournalUnusable` where the journal cannot be used any more.
+    seconds is not stored. `events` may have listeners already, which then hear of the calls that a
+    restart has interrupted. Raises `JournalUnusable` where the journal cannot be used any more.
     """
     engine = Engine(
         journal,
@@ -541,6 +569,7 @@ async def open_engine(
         require_token=require_token,
         restart_handler=restart_handler,
         deferral_s=deferral_s,
+        events=Events() if events is None else events,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:

@@ -323,6 +323,7 @@ class Replicas:
                 self._keyring,
                 self,
                 answers=self._streams.answers,
+                events=self._streams.events,
             )
             self._followed[record.stream] = stream
         else:

@@ -128,6 +128,25 @@ class Follower(Protocol):
         """Detach if the client can resume. False, and nothing done, if that would lose a call."""
 
 
+class StreamEvents(Protocol):
+    """Is told what happens to streams (`streams.engine.events`). False while nothing listens."""
+
+    def __bool__(self) -> bool:
+        """Whether anything listens."""
+
+    def asked(self, stream: "Stream", request_id: RequestId, method: str) -> None:
+        """The handler has sent its client a request."""
+
+    def answered(self, stream: "Stream", request_id: RequestId) -> None:
+        """The client has answered a request."""
+
+    def ended(self, stream: "Stream", why: str) -> None:
+        """The call has ended, with the outcome of its state. See `CallEnded`."""
+
+    def restarted(self, stream: "Stream") -> None:
+        """The handler runs again."""
+
+
 class Answer:
     """The client's answer to one request of a stream, which may still have to come."""
 
@@ -160,6 +179,7 @@ class Stream:
         "_asked_for_progress",
         "_changed",
         "_committer",
+        "_events",
         "_keyring",
         "_left_at",
         "_limits",
@@ -213,6 +233,7 @@ class Stream:
         answers: dict[RequestId, Answer],
         on_stored: Callable[["Stream"], None],
         on_settled: Callable[["Stream"], None],
+        events: StreamEvents,
         overflow: Overflow = "block",
         origin: Message | None = None,
     ) -> None:
@@ -269,10 +290,15 @@ class Stream:
         # `is_evicted`, a later load makes another object of the same stream.
         self.was_evicted = self.is_evicted = False
         self.scope = trio.CancelScope()  # around the handler
-        self._limits, self._committer, self._keyring = limits, committer, keyring
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
         self._answers, self._on_stored, self._on_settled = answers, on_stored, on_settled
+        self._limits, self._committer, self._keyring, self._events = (
+            limits,
+            committer,
+            keyring,
+            events,
+        )
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
         # handed to it. Only that client, about that delivery, can move the delivered mark.
@@ -387,6 +413,8 @@ class Stream:
             if first_id is None:
                 self._answers[request_id] = answer
                 await self._send_request(request_id, messages.request(request_id, method, params))
+                if self._events:
+                    self._events.asked(self, request_id, method)
             if on_sent is not None:
                 on_sent(request_id)
             return await answer.wait()
@@ -557,6 +585,8 @@ class Stream:
         self.rerun = rerun
         self._reopen(rerun, questions)
         await rerun.begin()
+        if self._events:
+            self._events.restarted(self)
 
     async def _compared(self, ask: Awaitable[_T]) -> _T:
         """The answer of the rerun. A difference from the first run, a `Refusal`, ends the call."""
@@ -576,15 +606,18 @@ class Stream:
         elif self.rerun is not None and self.rerun.is_different(is_error=is_error):
             self.fail(diverged("it is done, and has not sent all of that again"))
         else:
-            self._end(line, Event.END, is_error=is_error)
+            self._end(line, Event.END, "tool_error" if is_error else "")
 
     def fail(self, refused: Refusal) -> None:
         """Send an error as the final response."""
-        self._end(messages.error(self.request_id, refused), Event.FAIL, is_error=True)
+        self._end(messages.error(self.request_id, refused), Event.FAIL, refused.reason)
 
-    def _end(self, line: bytes, event: Event, *, is_error: bool) -> None:
+    def _end(self, line: bytes, event: Event, why: str) -> None:
+        """`why` it is an error; "" for a result."""
         size = self.state.batch_bytes
-        self.state.end(line, event, is_error=is_error, at=wall())
+        self.state.end(line, event, is_error=bool(why), at=wall())
+        if self._events:
+            self._events.ended(self, why)
         if self.is_deferred and self.delivery is not None:
             self.delivery.answer(line)
         else:
@@ -662,6 +695,9 @@ class Stream:
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """The client has answered the request at `seq`."""
+        if self._events:
+            assert isinstance(message.id, int | str)
+            self._events.answered(self, message.id)
         if self.rerun is None:
             answer.give(message)
         else:
@@ -672,9 +708,16 @@ class Stream:
         """The change that puts its record back where a store has lost the newest one."""
         return Restore(self.record.fence, self.state.restored(self.record))
 
-    def close(self, event: Event) -> Close:
-        """Abandon or cancel the stream; returns the change for the journal."""
-        return self.state.close(event, self.record.fence, at=wall())
+    def close(self, event: Event, why: str = "") -> Close:
+        """Abandon or cancel the stream; returns the change for the journal.
+
+        `why` is told of a call that has not ended; by default it is the outcome.
+        """
+        was_live = self.state.outcome is LIVE
+        change = self.state.close(event, self.record.fence, at=wall())
+        if was_live and self._events:
+            self._events.ended(self, why or change.outcome.value)
+        return change
 
     def forget(self) -> Forget | None:
         """Keep nothing of the stream; returns the change for the journal, if that has the stream.
@@ -682,7 +725,7 @@ class Stream:
         All that the handler sends from now on is dropped.
         """
         if not self.state.is_tombstone:
-            self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
+            self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL, "dropped")
         was_deferred, self.is_deferred = self.is_deferred, False
         return None if was_deferred else Forget(self.id, self.record.fence)
 

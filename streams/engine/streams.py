@@ -14,6 +14,7 @@ import trio
 from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
+from streams.engine.events import CallInterrupted, CallReleased, Events, ResultAbandoned
 from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
@@ -77,9 +78,11 @@ class Streams:
         keyring: Keyring,
         limits: Limits,
         *,
+        events: Events,
         deferral_s: float,
     ) -> None:
         """`deferral_s` is how long the record of a new stream may be kept back."""
+        self.events = events
         self._journal = journal
         self._committer = committer
         self._keyring = keyring
@@ -151,6 +154,8 @@ class Streams:
         if self.index.get(stream.id) is not stream:
             return
         stream.is_lost = True
+        if self.events and stream.state.outcome is Outcome.LIVE:
+            self.events.tell(CallReleased(stream))
         stream.scope.cancel()
         self.index.remove(stream)
         self._deferred.pop(stream, None)
@@ -230,6 +235,7 @@ class Streams:
             answers=self.answers,
             on_stored=self.index.name,
             on_settled=self._settled,
+            events=self.events,
             overflow=overflow,
             origin=origin,
         )
@@ -293,6 +299,8 @@ class Streams:
 
     def interrupt(self, stream: Stream) -> None:
         """End a call whose handler has ended with its process and cannot be restarted."""
+        if self.events:
+            self.events.tell(CallInterrupted(stream))
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
         self.cache.used(stream)
@@ -302,6 +310,8 @@ class Streams:
         if stream.rerun is None or not stream.is_reachable:
             self.interrupt(stream)
         else:
+            if self.events:
+                self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()
             stream.scope.cancel()
@@ -354,6 +364,8 @@ class Streams:
             self.drop(stream)
             return
         stream.store()
+        if self.events and stream.state.is_ended and not stream.state.is_drained:
+            self.events.tell(ResultAbandoned(stream))
         self._committer.add(stream.close(event))
         stream.scope.cancel()
         self.index.retire(stream)

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from streams.engine.events import Events
 from streams.journal.contract import Journal
 from streams.journal.ownership import hello_path
 from streams.keys import Keyring
@@ -46,7 +47,12 @@ class Servable(Protocol):
         """The scopes that its tools need."""
 
     def open(
-        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
+        self,
+        journal: Journal,
+        keyring: Keyring,
+        *,
+        patience: PatienceSettings | None = None,
+        events: Events | None = None,
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run it, for the length of a block."""
 
@@ -64,7 +70,12 @@ class Hosted:
         self._require_resume_token = require_resume_token
 
     def open(
-        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
+        self,
+        journal: Journal,
+        keyring: Keyring,
+        *,
+        patience: PatienceSettings | None = None,
+        events: Events | None = None,
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run the backend, for the length of a block."""
         return open_backend(
@@ -74,6 +85,7 @@ class Hosted:
             self.limits,
             require_resume_token=self._require_resume_token,
             patience=patience,
+            events=events,
         )
 
 

@@ -559,19 +559,23 @@ class Peer:
         assert isinstance(request_id, int | str)
         word = self._guests.resumes[method]
         intent = await self._work(line, partial(word.read, message.params))
-        stream = await self._engine.operations.find(self.session, intent)
-        if intent.token is None:
-            # The same principal may have bearer tokens with fewer scopes than the call needed. A
-            # resume token needs no scopes: having it is enough.
-            self._guest.check_resume(stream.record.origin, connection.channel.scopes)
-        self._engine.operations.resume(
-            connection,
-            stream,
-            intent,
-            reply_id=request_id,
-            speaks=self.session.settings.dialects or dialects.speakers_of(method),
-            takes_over=word.takes_over,
-        )
+        try:
+            stream = await self._engine.operations.find(self.session, intent)
+            if intent.token is None:
+                # The same principal may have bearer tokens with fewer scopes than the call needed.
+                # A resume token needs no scopes: having it is enough.
+                self._guest.check_resume(stream.record.origin, connection.channel.scopes)
+            self._engine.operations.resume(
+                connection,
+                stream,
+                intent,
+                reply_id=request_id,
+                speaks=self.session.settings.dialects or dialects.speakers_of(method),
+                takes_over=word.takes_over,
+            )
+        except Refusal as refused:
+            self._engine.tell_refused(refused, connection.transport)
+            raise
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
         word = self._guests.polls[str(message.method)]

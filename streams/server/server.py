@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, Unpack, overload
 import trio
 
 from streams import messages
+from streams.engine.events import Events
 from streams.engine.notices import resource_updated
 from streams.engine.posts import Notice
 from streams.engine.streams import DEFERRAL_S
@@ -339,11 +340,17 @@ class Server:
 
     @asynccontextmanager
     async def open(
-        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
+        self,
+        journal: Journal,
+        keyring: Keyring,
+        *,
+        patience: PatienceSettings | None = None,
+        events: Events | None = None,
     ) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
 
         `patience` is for clients that do not wait for long (`streams.backends.PatienceSettings`).
+        `events` (`streams.engine.events`) tell what happens to calls; listen to them before.
         Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
         `LifespanFailed` where that fails.
         """
@@ -361,6 +368,7 @@ class Server:
             require_resume_token=self.require_resume_token,
             announce_after_s=self.announce_after_s,
             patience=patience,
+            events=events,
         ) as running:
             self._running.add(running)
             try:

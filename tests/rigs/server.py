@@ -14,6 +14,7 @@ import trio
 
 from streams import Call, Server
 from streams.backends import PatienceSettings
+from streams.engine.events import Events
 from streams.exchange import Channel
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
@@ -209,10 +210,12 @@ async def open_house(
     journal: Journal | None = None,
     keyring: Keyring | None = None,
     patience: PatienceSettings | None = None,
+    events: Events | None = None,
 ) -> AsyncIterator[House]:
     journal = MemoryJournal() if journal is None else journal
+    keyring = keyring or Keyring.load(None)
     async with (
-        server.open(journal, keyring or Keyring.load(None), patience=patience) as running,
+        server.open(journal, keyring, patience=patience, events=events) as running,
         trio.open_nursery() as nursery,
     ):
         yield House(running, journal, nursery)

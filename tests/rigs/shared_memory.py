@@ -20,6 +20,7 @@ from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change, Create, Outcome, Record, Restore
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.webhooks import SaveWebhook, Webhook
 from streams.messages import Run
 
 LEASE_S: Final = 2.0
@@ -314,6 +315,19 @@ class SharedMemoryJournal:
 
     async def count_sessions(self, principal: str | None = None) -> int:
         return await self._store.kept.count_sessions(principal)
+
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        return await self._store.kept.webhooks(limit=limit)
+
+    async def count_webhooks(self) -> int:
+        return await self._store.kept.count_webhooks()
+
+    async def take_webhooks(self, now: float, until: float, *, limit: int) -> Sequence[Webhook]:
+        taken = await self._store.kept.take_webhooks(now, until, limit=limit)
+        postponed = [msgspec.structs.replace(each, due_at=until) for each in taken]
+        for each in postponed:
+            self._store.kept._commit_one(SaveWebhook(each))
+        return postponed
 
     async def aclose(self) -> None:
         """Leave the store. The streams of this replica stay its own until they are claimed."""

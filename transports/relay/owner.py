@@ -108,7 +108,11 @@ async def _serve_connection(
         read_fd, write_fd = fds
         fds.clear()
         channel = open_fds(
-            read_fd, write_fd, principal=f"os({uid})", message_bytes_max=message_bytes_max
+            read_fd,
+            write_fd,
+            principal=f"os({uid})",
+            transport="relay",
+            message_bytes_max=message_bytes_max,
         )
         is_over = False
         try:

@@ -20,6 +20,7 @@ from streams.journal.redis.news import Listener
 from streams.journal.redis.settings import described
 from streams.journal.redis.writer import Writer, fetch
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.webhooks import Webhook
 from streams.keys import new_name
 from streams.limits import MIB, Durability
 from streams.messages import Run
@@ -362,6 +363,36 @@ class RedisJournal:
         name = "sessions" if principal is None else f"sp:{codec.principal_key(principal)}"
         [found] = await self._calls((b"ZCARD", self._prefix + name))
         return int(found)
+
+    # Webhooks
+
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        due = (b"ZRANGE", self._prefix + "webhooks_due", 0, limit - 1, b"WITHSCORES")
+        [pairs] = await self._calls(due)
+        if not pairs:
+            return []
+        key = self._prefix + "webhooks"
+        [bodies] = await self._calls((b"HMGET", key, *(each for each, _ in pairs)))
+        return [
+            webhook
+            for (its_id, due_at), body in zip(pairs, bodies, strict=True)
+            if body is not None
+            if (webhook := self._decoded(key, codec.webhook_of, its_id, due_at, body)) is not None
+        ]
+
+    async def count_webhooks(self) -> int:
+        [found] = await self._calls((b"HLEN", self._prefix + "webhooks"))
+        return int(found)
+
+    async def take_webhooks(self, now: float, until: float, *, limit: int) -> Sequence[Webhook]:
+        self._check_open()
+        key, times = self._prefix + "webhooks", (repr(now), repr(until))
+        found = await self._reader.function("take_webhooks", *times, limit)
+        return [
+            webhook
+            for its_id, body in zip(found[::2], found[1::2], strict=True)
+            if (webhook := self._decoded(key, codec.webhook_of, its_id, until, body)) is not None
+        ]
 
     # Other replicas
 

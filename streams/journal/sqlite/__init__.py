@@ -22,8 +22,8 @@ Rules of the file:
   that are as long as a segment are never logged.
 - The segments of the last commit stay in memory until the next one, for connections that follow.
 - Acks delete whole segments. Lines that are acked while they are in a tail never become a segment.
-- Sessions and their grants are in `sessions` and `grants`. They are few and change seldom, so each
-  is a plain row.
+- Sessions, their grants, and webhooks that wait are in `sessions`, `grants` and `webhooks`. They
+  are few and change seldom, so each is a plain row.
 - `commit` is one transaction, whatever the number of changes. Before it is acknowledged, it is
   checked that the files are still there. The last free space is kept for calls to end
   (`streams.journal.sqlite.disk`).
@@ -55,6 +55,7 @@ from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.file import APPLICATION_ID, SCHEMA_VERSION
 from streams.journal.sqlite.store import SQLiteStore
 from streams.journal.sqlite.tables import SQLiteLookups
+from streams.journal.webhooks import Webhook
 from streams.limits import Durability
 from streams.messages import Run
 
@@ -203,6 +204,12 @@ class SQLiteJournal(Alone):
         return await self._look_up(
             lambda tables: tables.due(limit=limit, only_unwanted=only_unwanted)
         )
+
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        return await self._look_up(lambda tables: tables.webhooks(limit=limit))
+
+    async def count_webhooks(self) -> int:
+        return await self._look_up(lambda tables: tables.count_webhooks())
 
     async def _look_up(self, look_up: Callable[[SQLiteLookups], _T]) -> _T:
         await trio.lowlevel.checkpoint()

@@ -136,7 +136,22 @@ def restart(db: Database) -> None:
     db.table("progress").add_column("restart", bytes)
 
 
-SCHEMA_VERSION: Final = 6  # the number of migrations; in the header of the file as `user_version`
+@migrations()
+def webhooks(db: Database) -> None:
+    """Schema 7. No webhook waits."""
+    webhook = {
+        "id": str,
+        "stream": str,
+        "url": str,
+        "body": bytes,
+        "due_at": float,
+        "attempts": int,
+    }
+    db.table("webhooks").create(webhook, pk="id", not_null=webhook)
+    db.table("webhooks").create_index(["due_at"])
+
+
+SCHEMA_VERSION: Final = 7  # the number of migrations; in the header of the file as `user_version`
 
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 

@@ -1,8 +1,9 @@
-"""The tables of streams and sessions.
+"""The tables of streams, sessions and webhooks.
 
 `streams` has the fields of a record that never change, `progress` the others. Each stream is also
 in one of two tables: in `rests` if it was evicted, with the columns that lookups use, else in
-`awake`. `names` maps names to evicted streams. `sessions` and `grants` are written as they come.
+`awake`. `names` maps names to evicted streams. `sessions`, `grants` and `webhooks` are written as
+they come.
 
 Rows are written within the transaction of the caller. `SQLiteLookups` reads them over a connection
 of its own.
@@ -22,6 +23,7 @@ from streams.journal.records import Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.file import translated
 from streams.journal.sqlite.log import Tail, Tails
+from streams.journal.webhooks import Webhook
 from streams.messages import RequestId
 
 # A stored record, with its columns in the order of the fields. The number of claims is added to the
@@ -218,6 +220,26 @@ def _grant(
     return Grant(session, delivery, stream, decoded, bool(takes_over), start)
 
 
+class WebhookTable:
+    """`streams.journal.webhooks.WebhookRows`, within the transaction that the caller has begun."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
+
+    def put_webhook(self, webhook: Webhook) -> None:
+        self._execute(
+            "INSERT OR REPLACE INTO webhooks (id, stream, url, body, due_at, attempts) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            msgspec.structs.astuple(webhook),
+        )
+
+    def drop_webhook(self, id: str) -> None:
+        self._execute("DELETE FROM webhooks WHERE id = ?", (id,))
+
+
+_WEBHOOKS: Final = (
+    "SELECT id, stream, url, body, due_at, attempts FROM webhooks ORDER BY due_at LIMIT ?"
+)
 _NAMED: Final = (
     "SELECT streams.stream FROM names JOIN streams ON streams.id = names.stream WHERE name = ?"
 )
@@ -314,6 +336,13 @@ class SQLiteLookups:
     def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         ids = _UNWANTED if only_unwanted else _DUE
         return self._records(f"WHERE streams.id IN ({ids}) ORDER BY due_at", limit)
+
+    def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        return [Webhook(*row) for row in self._all(_WEBHOOKS, limit)]
+
+    def count_webhooks(self) -> int:
+        [(counted,)] = self._all("SELECT count(*) FROM webhooks")
+        return int(counted)
 
     def _records(self, which: str, *parameters: Any) -> list[Record]:
         with translated(self._path):
