@@ -13,6 +13,18 @@ import msgspec
 import trio
 
 from streams.clock import wall
+from streams.engine.events import (
+    CallAnswered,
+    CallAsked,
+    CallDetached,
+    CallEnded,
+    CallInterrupted,
+    CallReleased,
+    CallRestarted,
+    CallResumed,
+    Event,
+)
+from streams.engine.stream import Stream
 
 EVERY_S: Final = 1.0  # between two samples
 RATES_MAX: Final = 600  # samples of the whole server: ten minutes
@@ -25,20 +37,13 @@ MOMENTS_MAX: Final = 100  # of one call; the oldest go first
 _FIELDS: Final = 5
 
 
-class Marked(Protocol):
-    """The marks of a stream, as `streams.engine.lifecycle` has them."""
+class Marks(Protocol):
+    """How far a stream has come: see `streams.engine.lifecycle`."""
 
-    @property
-    def last(self) -> int: ...
-
-    @property
-    def durable(self) -> int: ...
-
-    @property
-    def handed(self) -> int: ...
-
-    @property
-    def delivered(self) -> int: ...
+    last: int
+    durable: int
+    handed: int
+    delivered: int
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -85,7 +90,7 @@ class Past:
         self._samples = array("d")
         self.moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
 
-    def sample(self, at: float, marks: Marked) -> None:
+    def sample(self, at: float, marks: Marks) -> None:
         """Keep the marks, if they have changed."""
         values = (marks.last, marks.durable, marks.handed, marks.delivered)
         samples = self._samples
@@ -120,51 +125,66 @@ class History:
         """What is known of a call's past."""
         return self._past.get(stream)
 
-    def note(self, stream: str, marks: Marked, what: str, details: str = "") -> None:
+    def note(self, stream: Stream, what: str, details: str = "") -> None:
         """Something has happened to a call."""
         now = wall()
         past = self._of(stream)
-        past.sample(now, marks)
-        past.moments.append(Moment(now, what, marks.last, details))
+        past.sample(now, stream.state)
+        past.moments.append(Moment(now, what, stream.state.last, details))
 
-    def sample(self, calls: Iterable[tuple[str, float, Marked]]) -> None:
-        """Keep the marks of calls: their ids, when they began, and their marks.
+    def hear(self, event: Event) -> None:
+        """Listen to the engine: see `streams.engine.events`."""
+        match event:
+            case CallDetached():
+                self.note(event.stream, _LEFT.get(event.why, "detached"), event.why)
+            case CallResumed():
+                details = f"over {event.transport}, {event.replayed} missed"
+                self.note(event.stream, "resumed", details)
+            case CallAsked():
+                self.note(event.stream, "asked", event.method)
+            case CallAnswered():
+                self.note(event.stream, "answered")
+            case CallInterrupted():
+                self.note(event.stream, "interrupted")
+            case CallReleased():
+                self.note(event.stream, "released")
+            case CallRestarted():
+                self.note(event.stream, "restarted")
+            case CallEnded():
+                if event.stream.id in self._past:  # of most calls there is nothing to tell
+                    self.note(event.stream, event.outcome.value, event.why)
 
-        Once `CALLS_MAX` are known, calls of which nothing was noted are left out.
-        """
+    def sample(self, streams: Iterable[Stream]) -> None:
+        """Keep the marks of streams. Once `CALLS_MAX` are known, no more are added here."""
         now = wall()
-        for stream, created_at, marks in calls:
-            past = self._past.get(stream)
+        for stream in streams:
+            past = self._past.get(stream.id)
             if past is None:
-                if len(self._past) >= CALLS_MAX:
+                if stream.state.is_ended or len(self._past) >= CALLS_MAX:
                     continue
                 past = self._of(stream)
-                if created_at >= self.began_at:
-                    past.sample(created_at, _NOTHING)
-            past.sample(now, marks)
+            past.sample(now, stream.state)
 
-    def forget(self, streams: Iterable[str]) -> None:
-        """Keep nothing of these calls."""
-        for stream in streams:
-            self._past.pop(stream, None)
-
-    def _of(self, stream: str) -> Past:
-        past = self._past.pop(stream, None) or Past()
-        self._past[stream] = past
+    def _of(self, stream: Stream) -> Past:
+        """The past of a call, which becomes the last one to be forgotten."""
+        past = self._past.pop(stream.id, None)
+        if past is None:
+            past = Past()
+            if stream.record.created_at >= self.began_at:
+                past.sample(stream.record.created_at, _NOTHING)
+        self._past[stream.id] = past
         if len(self._past) > CALLS_MAX:
             del self._past[next(iter(self._past))]
         return past
 
     async def run(
-        self,
-        calls: Callable[[], Iterable[tuple[str, float, Marked]]],
-        totals: Callable[[], Totals],
+        self, streams: Callable[[], Iterable[Stream]], totals: Callable[[], Totals]
     ) -> None:
         """Take samples for ever."""
         before, before_at = totals(), trio.current_time()
         while True:
             await trio.sleep(EVERY_S)
-            self.sample(calls())
+            self.sample(streams())
             after, after_at = totals(), trio.current_time()
             commits = after.commits - before.commits
             spent_s = after.commit_s - before.commit_s
@@ -182,7 +202,9 @@ class _Nothing:
     last = durable = handed = delivered = 0
 
 
-_NOTHING: Final[Marked] = _Nothing()
+_NOTHING: Final = _Nothing()
+# Why a client is attached no more, as a moment. Any other reason is the server's.
+_LEFT: Final = {"gone": "cut", "silent": "silent", "left": "left", "answered": "left"}
 
 
 def of_interval(rates: Sequence[Rate], count: int) -> list[Rate]:
