@@ -248,6 +248,7 @@ class Request(Head, frozen=True):
 
     body: bytes
     caller: Caller | None = None  # None where the listener authenticates no callers
+    query: str = ""  # of the target, behind its "?"
 
 
 class HttpError(Exception):

@@ -156,7 +156,14 @@ class Listening:
         An Origin whose web pages may be clients, such as https://app.example.com: its requests are
         accepted, and over HTTP the responses have the CORS headers that a browser needs.
     admin
-        HOST:PORT, or a port of loopback, where balancers ask for /health/live and /health/ready.
+        HOST:PORT, a port of loopback, or unix:PATH, where balancers ask for /health/live and
+        /health/ready, and operators for all else.
+    admin_token_file
+        A file with the operator's token, which is not one of clients. By default one is made and
+        kept for this user, where --admin is on loopback.
+    admin_write
+        Let operators at --admin answer, cut, cancel and drain. At the socket beside the journal,
+        the user of the server always may.
     """
 
     ws: str | None = None
@@ -168,6 +175,8 @@ class Listening:
     allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = ()
     allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = ()
     admin: str | None = None
+    admin_token_file: Path | None = None
+    admin_write: bool = False
 
     def options(self) -> dict[str, Any]:
         """The options of the process. Raises `ValueError`, which says what is wrong."""
@@ -175,6 +184,8 @@ class Listening:
             raise ValueError("--http-path: begin it with a slash.")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("--tls-key: name the certificate too, with --tls-cert.")
+        if self.admin is None and (self.admin_write or self.admin_token_file is not None):
+            raise ValueError("--admin-token-file and --admin-write are for --admin: add it.")
         return {
             "stdio": self.ws is None and self.http is None,
             "ws": self.ws,
@@ -186,6 +197,8 @@ class Listening:
             "allowed_hosts": self.allow_host,
             "allowed_origins": self.allow_origin,
             "admin": self.admin,
+            "admin_token_file": self.admin_token_file,
+            "admin_write": self.admin_write,
         }
 
 

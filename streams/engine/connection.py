@@ -605,6 +605,7 @@ class Connection:
         `asked_at`.
         """
         self.channel = channel
+        self.number = 0  # in the order of arrival; set by the engine
         self.events = events
         self.session = session or Session(channel.principal)
         self.is_response = session is not None

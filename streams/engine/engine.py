@@ -5,7 +5,7 @@ knows no transport (a connection is a channel of lines) and nothing of MCP beyon
 dialects.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -24,6 +24,7 @@ from streams.engine.events import (
 )
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
+from streams.engine.index import Registry
 from streams.engine.operations import Operations
 from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
@@ -114,6 +115,7 @@ class Engine:
                 journal, self._streams, self._committer, keyring, limits, self
             )
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
+        self._arrived = 0  # connections, since the start
         # What another replica has to say of `notifications/cancelled`: see `Peer`.
         self.on_cancelled: Callable[[Session, RequestId, Any], None] = (
             self.operations.cancel_plainly
@@ -313,6 +315,20 @@ class Engine:
         finally:
             await self._close(connection, is_complete=channel.is_complete)
 
+    @property
+    def index(self) -> Registry:
+        """The streams in memory, for those that look."""
+        return self._streams.index
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        """The open connections in the order of their arrival. Over HTTP these are responses."""
+        return self._connections.keys()
+
+    def here(self, stream_id: str) -> Stream | None:
+        """The stream of this id, if it is in memory: of this replica, or followed for a client."""
+        return self._streams.here(stream_id)
+
     def tell_refused(self, refused: Refusal, transport: str) -> None:
         """A resume over this transport was refused: tell those that listen to events."""
         if self.events:
@@ -325,6 +341,8 @@ class Engine:
 
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
+        self._arrived += 1
+        connection.number = self._arrived
         if self.events:
             self.events.tell(ConnectionOpened(connection))
         self._stir()

@@ -109,6 +109,16 @@ class Lookups(Protocol):
     async def count(self, principal: str) -> int:
         """How many of a principal's streams are still wanted."""
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        """The streams with the highest numbers, evicted or not, the highest first.
+
+        Only those with numbers below `before`, if that is given. In a shared journal these are
+        the streams of all replicas.
+        """
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        """The ids of streams, evicted or not, that begin with these letters: at most `limit`."""
+
     async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         """The evicted streams by their `due_at`, earliest first.
 

@@ -86,6 +86,15 @@ class MemoryJournal(Alone):
         found = heapq.nsmallest(limit, later, key=_number)
         return [(record, sorted(self._names_of.get(record.stream, ()))) for record in found]
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        await trio.lowlevel.checkpoint()
+        earlier = (r for r in self._records.values() if before is None or r.number < before)
+        return heapq.nlargest(limit, earlier, key=_number)
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        await trio.lowlevel.checkpoint()
+        return list(islice((each for each in self._records if each.startswith(prefix)), limit))
+
     async def find(self, stream: str) -> Record | None:
         await trio.lowlevel.checkpoint()
         return self._records.get(stream)

@@ -4,6 +4,7 @@ A journal has side files. If the journal is a symbolic link, they lie beside the
 
     <journal>.lock   byte 0 locked: a process owns the journal; byte 1: one is starting an owner
     <journal>.sock   where the owner listens for its relays
+    <journal>.ops    where the owner answers operators of the same user
     <journal>.log    the log of an owner without a terminal
     <journal>.key    the keys of its resume tokens (`streams.keys`)
     <journal>.hello  what a remote server has said last of itself (`streams.backends.kept`)
@@ -52,6 +53,11 @@ def socket_path(journal: Path) -> Path:
     return _beside(journal, ".sock")
 
 
+def operators_path(journal: Path) -> Path:
+    """The socket at which the owner of `journal` answers operators."""
+    return _beside(journal, ".ops")
+
+
 def log_path(journal: Path) -> Path:
     """The log file of an owner of `journal` that has no terminal."""
     return _beside(journal, ".log")
@@ -90,6 +96,7 @@ def check_files(journal: Path) -> None:
         for suffix in (".lock", ".log", ".key"):
             check_file(_beside(real, suffix), is_secret=suffix == ".key")
         check_socket(socket_path(real))
+        check_socket(operators_path(real))
     except UnsafeFile as error:
         raise JournalUnusable(f"{error}.") from error
     except OSError as error:

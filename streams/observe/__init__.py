@@ -1,1 +1,1 @@
-"""What operators are told of a server: what lives now, and what happens to calls."""
+"""Views of a server for its operators: the calls that live, and the events of calls."""

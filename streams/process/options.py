@@ -140,6 +140,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replicas_acked: int = 0
     key_file: Path | None = None
     admin: str | None = None
+    admin_token_file: Path | None = None
+    admin_write: bool = False
     stdio: bool = False
     foreground: bool = False
     ws: str | None = None

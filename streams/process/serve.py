@@ -1,6 +1,5 @@
 """Running a server as a process: in the foreground, or as the owner of a journal."""
 
-import errno
 import gc
 import os
 import resource
@@ -14,19 +13,15 @@ from typing import Any, Final
 
 import trio
 
+from streams.admin.api import api_routes
+from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
 from streams.journal.ownership import OwnerLock, check_files, socket_path
 from streams.limits import Limits
 from streams.logs import log
-from streams.process.admin import (
-    BODY_BYTES_MAX,
-    CONNECTIONS_MAX,
-    READY_PATH,
-    Health,
-    admin_address,
-    admin_endpoint,
-)
+from streams.observe.registry import Registry
+from streams.process.addresses import origin, why_not
 from streams.process.deadline import (
     DEADLINE_S,
     END_OF_FAILURE,
@@ -38,6 +33,7 @@ from streams.process.deadline import (
 from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
+from streams.process.operators import Operators
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
@@ -115,26 +111,26 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    health = Health()
+    operators = Operators(options)
     with watched(options.watchdog_s, tool_namer(server)):
         async with trio.open_nursery() as nursery:
             if options.admin is not None:  # it answers before all else, and after it
-                await nursery.start(_serve_admin, options.admin, health)
-            await _serve(server, options, health, *how)
+                await nursery.start(operators.serve_address, options.admin)
+            await _serve(server, options, operators, *how)
             nursery.cancel_scope.cancel()
 
 
 async def _serve(
     server: Servable,
     options: Options,
-    health: Health,
+    operators: Operators,
     fds: tuple[int, int] | None,
     sockets: Sockets,
     guard: Guard,
     exit: Exit,
     down: trio.Event,
 ) -> None:
-    notices = Notices(is_service=options.is_listening)
+    notices, health = Notices(is_service=options.is_listening), operators.health
     async with (
         _open_journal(options, server.limits) as (journal, keys),
         server.open(journal, keys.keyring, patience=patience_of(options)) as running,
@@ -161,7 +157,9 @@ async def _serve(
             reload = partial(_reload, guard, keys, running, notices)
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
+        operators.add(*api_routes(Registry(journal, running.engine)))
         if options.owned is not None:
+            await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)
         if options.ws is not None:
             await nursery.start(_serve_websocket, running, options, guard, sockets)
@@ -399,57 +397,9 @@ async def _listen(
         try:
             port = await nursery.start(serve_all, host, port)
         except OSError as error:
-            raise CannotServe(_why_not(address, error)) from error
-        log.info("listening", url=f"{_origin(scheme, host, port)}{path}")
+            raise CannotServe(why_not(address, error)) from error
+        log.info("listening", url=f"{origin(scheme, host, port)}{path}")
         task_status.started()
-
-
-async def _serve_admin(
-    address: str,
-    health: Health,
-    *,
-    task_status: trio.TaskStatus[None],
-) -> None:
-    """Serve `--admin` until cancelled."""
-    host, port = parse_address(admin_address(address))
-    async with trio.open_nursery() as nursery:
-        serve = partial(
-            http.serve,
-            admin_endpoint(health),
-            body_bytes_max=BODY_BYTES_MAX,
-            connections_max=CONNECTIONS_MAX,
-            allowed_hosts=None,  # probes send an address or nothing
-        )
-        try:
-            port = await nursery.start(serve, host, port)
-        except OSError as error:
-            raise CannotServe(_why_not(address, error)) from error
-        log.info("health", url=f"{_origin('http', host, port)}{READY_PATH}")
-        task_status.started()
-
-
-def _origin(scheme: str, host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{port}"
-
-
-def _why_not(address: str, error: OSError) -> str:
-    """Why the server cannot listen at an address, and what to do."""
-    host, _, port = address.rpartition(":")
-    if isinstance(error, socket.gaierror):
-        advice = f"the host {host} is unknown: write one of this machine's names or addresses"
-    elif error.errno == errno.EADDRINUSE:
-        advice = (
-            f"another process listens there (`lsof -i :{port}` shows it): stop that one, or serve "
-            f"at another port; {host}:0 takes a free one, which the log names"
-        )
-    elif error.errno == errno.EADDRNOTAVAIL:
-        advice = "this machine has no such address: use 127.0.0.1, or 0.0.0.0 for all that it has"
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        advice = "this user may not take that port: use one above 1023"
-    else:
-        advice = "listen at another address"
-    return f"{address}: cannot listen there: {error.strerror or error}: {advice}."
 
 
 async def _serve_relays(

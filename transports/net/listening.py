@@ -69,7 +69,7 @@ class ListenOptions(TypedDict, total=False):
 
     allowed_hosts: Collection[str] | None
     """Names that `Host` may have, besides those that `transports.net.origins` always allows. None:
-    any name, or none: for answers that any web page may read."""
+    any name, or none, and any origin: the endpoint checks them."""
 
     allowed_origins: Collection[str]
     """Origins of web pages that may connect, likewise."""
@@ -199,7 +199,8 @@ def _set_options(listeners: Iterable[trio.SocketListener]) -> None:
     """Set the options that accepted connections inherit."""
     for listener in listeners:
         listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        keep_alive(listener.socket)
+        if listener.socket.family != socket.AF_UNIX:
+            keep_alive(listener.socket)
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -298,8 +299,9 @@ async def _serve(
 
 
 def port_of(listeners: Sequence[trio.SocketListener]) -> int:
-    port: int = listeners[0].socket.getsockname()[1]
-    return port
+    """The port; 0 of a Unix socket."""
+    address = listeners[0].socket.getsockname()
+    return address[1] if isinstance(address, tuple) else 0
 
 
 def _origins_for(
@@ -308,9 +310,10 @@ def _origins_for(
     origins: Collection[str],
 ) -> Origins:
     """The checks of `Host` and `Origin` for `listeners`, which allow `hosts` and `origins`."""
-    names = [listener.socket.getsockname()[0] for listener in listeners]
+    names = [listener.socket.getsockname() for listener in listeners]
     return Origins(
-        is_loopback=all(names_loopback(name) for name in names),
+        # A Unix socket's address is its path: only this machine can connect to it.
+        is_loopback=all(isinstance(name, str) or names_loopback(name[0]) for name in names),
         hosts=frozenset(name.lower() for name in hosts or ()),
         origins=frozenset(name.lower() for name in origins),
         takes_any_host=hosts is None,

@@ -27,6 +27,7 @@ from streams.messages import Run
 
 SCANNED_AT_ONCE: Final = 1000  # keys
 LOOKED_UP_AT_ONCE: Final = 200  # records of one round trip
+MEMBERS_AT_ONCE: Final = 5_000  # of an index, in one round trip
 TURN_FIRST_S: Final = 0.005  # between two tries to have a turn that another replica has
 TURN_LAST_S: Final = 0.1
 TURNS_AT_ONCE: Final = 1000  # that are renewed by one call
@@ -556,6 +557,32 @@ class RedisJournal:
             for each, given in zip(found, names, strict=True)
             if each.record is not None
         ]
+
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        members = await self._newest_members(before, limit)
+        records = await self._records(list(map(codec.stream_in, members)))
+        return [each for each in records if each is not None]
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        """See `Lookups.beginning_with`. It goes through the index of all streams."""
+        found: list[str] = []
+        before: int | None = None
+        while len(found) < limit:
+            members = await self._newest_members(before, MEMBERS_AT_ONCE)
+            found += [each for each in map(codec.stream_in, members) if each.startswith(prefix)]
+            if len(members) < MEMBERS_AT_ONCE:
+                break
+            before = codec.number_in(members[-1])
+        return found[:limit]
+
+    async def _newest_members(self, before: int | None, limit: int) -> list[bytes]:
+        high = b"+" if before is None else b"(" + codec.number_bytes(before)
+        key = self._prefix + "n"
+        members: list[bytes]
+        [members] = await self._calls(
+            (b"ZRANGE", key, high, b"-", b"BYLEX", b"REV", b"LIMIT", 0, limit)
+        )
+        return members
 
     async def begin_copy(self) -> None:
         """Mark the journal as an unfinished copy, and empty it if it was one.

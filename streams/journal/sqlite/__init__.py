@@ -178,6 +178,12 @@ class SQLiteJournal(Alone):
         """See `streams.journal.copying.Whole.streams`."""
         return await self._look_up(lambda tables: tables.streams(after, limit))
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        return await self._look_up(lambda tables: tables.newest(before, limit))
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        return await self._look_up(lambda tables: tables.beginning_with(prefix, limit))
+
     async def find(self, stream: str) -> Record | None:
         return await self._look_up(lambda tables: tables.find(stream))
 

@@ -220,6 +220,9 @@ def _grant(
     return Grant(session, delivery, stream, decoded, bool(takes_over), start)
 
 
+_ID_MAX: Final = 2**62  # above all numbers of records
+
+
 class WebhookTable:
     """`streams.journal.webhooks.WebhookRows`, within the transaction that the caller has begun."""
 
@@ -294,6 +297,20 @@ class SQLiteLookups:
             )
             for record in found
         ]
+
+    def newest(self, before: int | None, limit: int) -> Sequence[Record]:
+        tails = dict(self._tails.known)  # before the tables, as in `find`
+        below = _ID_MAX if before is None else before
+        which = "WHERE streams.id < ? ORDER BY streams.id DESC LIMIT ?"
+        found = self._records(which, below, limit)
+        return [overlaid(record, tails.get(record.stream)) for record in found]
+
+    def beginning_with(self, prefix: str, limit: int) -> Sequence[str]:
+        found = self._all(
+            "SELECT stream FROM streams WHERE stream >= ? AND stream < ? ORDER BY stream LIMIT ?",
+            *(prefix, f"{prefix}\U0010ffff", limit),
+        )
+        return [row[0] for row in found]
 
     def principal_of(self, stream: str) -> str | None:
         # For an unknown id the next row is read and dropped, so that timing leaks nothing.

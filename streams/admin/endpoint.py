@@ -1,0 +1,124 @@
+"""The table of routes of the operator's endpoint.
+
+Every feature enters its routes with `add`. A route is found by method and path; then the gate
+(`streams.admin.gate`) decides whether the request may use it. An answer to a path that is unknown
+tells nothing that needs a token.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal, Protocol
+
+import msgspec
+
+from streams.exchange import Headers, HttpError, Request, Responder
+
+Access = Literal["open", "read", "write"]
+"""`open`: without credentials. `write`: it changes something, and needs --admin-write too."""
+
+Answer = Callable[..., Awaitable[None]]
+"""Answers one request: called with the `Request`, the `Responder`, and the parts of the path that
+stand for `{}` in the route. An `HttpError` that it raises before it has answered is the answer."""
+
+NO_STORE: Final = ("cache-control", "no-store")
+JSON: Final[Headers] = (
+    ("content-type", "application/json"),
+    NO_STORE,
+    ("x-content-type-options", "nosniff"),
+)
+# A request without a valid token may have a body of this size: it is read, and dropped.
+STRANGERS_BODY_BYTES_MAX: Final = 1024
+PART_LETTERS_MAX: Final = 200  # of a path
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One kind of request. Each `{}` in `path` stands for one part between slashes.
+
+    A route with GET answers HEAD too.
+    """
+
+    method: str
+    path: str
+    answer: Answer
+    access: Access = "read"
+
+
+class Gate(Protocol):
+    """Decides which requests are let in."""
+
+    def check(self, request: Request, access: Access) -> None:
+        """Raises `HttpError` for a request that may not use a route with this access."""
+
+
+class AdminEndpoint:
+    """The operator's endpoint: `streams.exchange.Endpoint`, with a table of routes."""
+
+    def __init__(self, gate: Gate, routes: Sequence[Route] = ()) -> None:
+        self._gate = gate
+        self._routes = list(routes)
+
+    def add(self, *routes: Route) -> None:
+        """Enter routes. May be called while requests are answered."""
+        self._routes += routes
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        try:
+            route, parts = self._find(request)
+            self._gate.check(request, route.access)
+            await route.answer(request, responder, *parts)
+        except HttpError as refused:
+            await refuse(responder, refused)
+
+    def screen(self, request: Request) -> int | None:
+        """See `streams.exchange.Screen`: a large body is only for requests that are let in."""
+        try:
+            route, _ = self._find(request)
+            if route.access != "write":
+                return STRANGERS_BODY_BYTES_MAX
+            self._gate.check(request, route.access)
+        except HttpError:
+            return STRANGERS_BODY_BYTES_MAX
+        return None
+
+    def _find(self, request: Request) -> tuple[Route, Sequence[str]]:
+        method = "GET" if request.method == "HEAD" else request.method
+        allowed: list[str] = []
+        for route in self._routes:
+            parts = parts_of(request.path, route.path)
+            if parts is not None:
+                if route.method == method:
+                    return route, parts
+                allowed += ["GET", "HEAD"] if route.method == "GET" else [route.method]
+        if allowed:
+            told = ", ".join(dict.fromkeys(allowed))
+            raise HttpError(405, f"Ask with {told}.", (("allow", told),))
+        raise HttpError(404, "There is nothing at this path: /health/ready and /api/stats exist.")
+
+
+def parts_of(path: str, pattern: str) -> Sequence[str] | None:
+    """The parts of `path` that stand for `{}` in `pattern`; None if it does not match."""
+    if "{}" not in pattern:
+        return () if path == pattern else None
+    given, wanted = path.split("/"), pattern.split("/")
+    if len(given) != len(wanted):
+        return None
+    found = []
+    for part, expected in zip(given, wanted, strict=True):
+        if expected == "{}" and 0 < len(part) <= PART_LETTERS_MAX:
+            found.append(part)
+        elif part != expected:
+            return None
+    return found
+
+
+async def respond_json(responder: Responder, value: Any, status: int = 200) -> None:
+    """Answer with a value as JSON."""
+    await responder.respond(status, JSON, msgspec.json.encode(value) + b"\n")
+
+
+async def refuse(responder: Responder, refused: HttpError) -> None:
+    """Answer with an error: `{"error": {"message": …}}`."""
+    error: dict[str, Any] = {"message": refused.refusal.message}
+    if refused.refusal.data is not None:
+        error["data"] = refused.refusal.data
+    body = msgspec.json.encode({"error": error}) + b"\n"
+    await responder.respond(refused.status, (*JSON, *refused.headers), body)
