@@ -104,9 +104,7 @@ def form_of(request: Request) -> dict[str, str]:
     if kind != _FORM:
         raise HttpError(415, f"Send a form, as {_FORM}.")
     try:
-        fields = parse_qsl(
-            request.body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX
-        )
+        fields = parse_qsl(request.body.decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX)
     except ValueError:
         raise HttpError(400, "The form cannot be read.") from None
     return dict(fields)

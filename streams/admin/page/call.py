@@ -3,8 +3,6 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from streams.admin.page import calls, questions
 from streams.admin.page.charts import MARKS, Point, Rule, timeline
 from streams.admin.page.html import Markup, join, tag
@@ -162,10 +160,14 @@ def _facts(call: CallView) -> Region:
 
 def _timeline(call: CallView, past: Past | None) -> Region:
     now = wall()
-    points = [] if past is None else [
-        Point(each.at, each.last, each.durable, each.handed, each.delivered)
-        for each in past.samples
-    ]
+    points = (
+        []
+        if past is None
+        else [
+            Point(each.at, each.last, each.durable, each.handed, each.delivered)
+            for each in past.samples
+        ]
+    )
     is_over = call.ended_at is not None and call.delivered == call.numbered
     until = max([each.at for each in points[-1:]] + [call.ended_at or now]) if is_over else now
     marks = (call.numbered, call.durable, call.handed, call.delivered)
@@ -179,7 +181,7 @@ def _timeline(call: CallView, past: Past | None) -> Region:
     ]
     told = dict(zip(MARKS, marks, strict=True))
     label = ", ".join(f"{name} {seq}" for name, seq in told.items())
-    since = min(each.at for each in (*points, *rules))
+    since = min([each.at for each in points] + [each.at for each in rules])
     html = region(
         "div",
         "timeline",
@@ -234,9 +236,7 @@ def _actions(call: CallView, path: str, hidden: Markup | None) -> Region:
     return Region("actions", region("div", "actions", *buttons, class_="actions"))
 
 
-def _action(
-    path: str, name: str, hidden: Markup, class_: str, sure: str | None = None
-) -> Markup:
+def _action(path: str, name: str, hidden: Markup, class_: str, sure: str | None = None) -> Markup:
     button = tag("button", name, class_=class_, id=f"do-{path.rpartition('/')[2]}")
     return tag("form", hidden, button, method="post", action=path, data_confirm=sure)
 

@@ -111,8 +111,13 @@ def figures(counts: Counts) -> Region:
         "div",
         "figures",
         *(
-            tag("div", tag("p", name), tag("b", number), tag("p", more, class_="faint"),
-                class_="figure")
+            tag(
+                "div",
+                tag("p", name),
+                tag("b", number),
+                tag("p", more, class_="faint"),
+                class_="figure",
+            )
             for name, number, more in shown
         ),
         class_="figures",
@@ -169,7 +174,11 @@ def _no_rows(asked: Asked, page: Page) -> Markup:
 
 def _row(call: CallView) -> Markup:
     question = call.questions[0].method if call.questions else ""
-    pending = f"{call.pending}" if not call.pending_bytes else f"{call.pending} · {size(call.pending_bytes)}"
+    pending = (
+        f"{call.pending}"
+        if not call.pending_bytes
+        else f"{call.pending} · {size(call.pending_bytes)}"
+    )
     link = tag("a", call.id[:8], href=f"/calls/{call.id}", id=f"link-{call.id}", class_="id")
     return region(
         "tr",

@@ -41,7 +41,7 @@ def timeline(points: Sequence[Point], rules: Sequence[Rule], until: float, label
 
     The marks stay as they were from one point to the next, and from the last one `until` then.
     """
-    since = min([each.at for each in (*points, *rules)], default=until)
+    since = min([each.at for each in points] + [each.at for each in rules], default=until)
     span = max(until - since, 0.001)
     top = max((each.numbered for each in points), default=0) or 1
 
@@ -86,8 +86,10 @@ def _steps(steps: Sequence[tuple[float, float]], end: float) -> str:
     if not steps:
         return ""
     drawn = [f"M{_number(steps[0][0])},{_number(HEIGHT)}"]
-    drawn += [f"V{_number(y)}" if n == 0 else f"H{_number(x)}V{_number(y)}"
-              for n, (x, y) in enumerate(steps)]
+    drawn += [
+        f"V{_number(y)}" if n == 0 else f"H{_number(x)}V{_number(y)}"
+        for n, (x, y) in enumerate(steps)
+    ]
     return f"{''.join(drawn)}H{_number(end)}V{_number(HEIGHT)}Z"
 
 

@@ -1,8 +1,8 @@
 """HTML as Python calls: `tag("td", text, class_="seq")`.
 
-Text is escaped unless it is `Markup`, which only `tag` and `join` make. So no text of a peer is ever
-markup, whatever a page does with it. Control characters and marks that change the direction of text
-are shown as `\\uXXXX`.
+Text is escaped unless it is `Markup`, which only `tag` and `join` make. So no text of a peer is
+ever markup, whatever a page does with it. Control characters and marks that change the direction
+of text are shown as `\\uXXXX`.
 """
 
 import html
@@ -34,7 +34,7 @@ def join(children: Iterable[Child], between: str = "") -> Markup:
     return Markup(between.join(_shown(each) for each in children if each is not None))
 
 
-def tag(name: str, *children: Child, **attributes: Attribute) -> Markup:
+def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """An element. An attribute's `_` is a `-`, but for one at its end: `class_`.
 
     None and False leave an attribute out, True gives it no value.

@@ -15,7 +15,7 @@ import msgspec
 from streams.admin.page.html import Attribute, Child, Markup, join, tag
 from streams.exchange import Headers
 
-# Nothing of another origin, and nothing inline: a text that were markup by mistake could do nothing.
+# Nothing of another origin, and nothing inline: text that is markup by mistake can do nothing.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -78,7 +78,7 @@ class Region(msgspec.Struct, frozen=True):
     parts: Mapping[str, Markup] = {}
 
 
-def region(name: str, id_: str, *children: Child, **attributes: Attribute) -> Markup:
+def region(name: str, id_: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """The element of a region, or of a part of one."""
     return tag(name, *children, id=id_, hx_swap_oob="true", **attributes)
 

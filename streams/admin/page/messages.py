@@ -16,7 +16,6 @@ SHOWN_LETTERS_MAX: Final = 300
 WHOLE_BYTES_MAX: Final = 256 * 1024
 
 
-
 class Seen(msgspec.Struct, frozen=True):
     """A message, as a list shows it."""
 

@@ -1,6 +1,6 @@
 """Open questions of a call: shown to all operators, with a form where they may answer.
 
-The fields of an elicitation's form are those of its schema. Any other request is answered with JSON.
+The fields of an elicitation's form are those of its schema. Other requests are answered with JSON.
 """
 
 from typing import Any, Final

@@ -1,11 +1,11 @@
 """The routes of the page, and the updates of what a browser shows.
 
-    /                            the calls, the newest first: ?show=&text=&before=
-    /calls/ID                    one call: ?before=
-    /calls/ID/messages/SEQ       one message
-    /live, /calls/ID/live        server-sent events with what has changed
-    /login, /logout              a form for the operator's token
-    /static/VERSION/NAME         style sheet and scripts
+/                            the calls, the newest first: ?show=&text=&before=
+/calls/ID                    one call: ?before=
+/calls/ID/messages/SEQ       one message
+/live, /calls/ID/live        server-sent events with what has changed
+/login, /logout              a form for the operator's token
+/static/VERSION/NAME         style sheet and scripts
 """
 
 import re
@@ -36,7 +36,6 @@ from streams.admin.page.layout import (
 )
 from streams.admin.page.questions import answer_of
 from streams.engine.events import Event
-from streams.errors import Refusal
 from streams.exchange import Headers, HttpError, Request, Responder
 from streams.messages import RequestId, Run
 from streams.observe.history import History
@@ -156,9 +155,7 @@ class LivePage:
         async def view() -> list[Region]:
             found = await self._registry.call(stream)
             await messages.advance(found, read)
-            return one_call.regions(
-                found, self._history.past(stream), messages, path, form_token
-            )
+            return one_call.regions(found, self._history.past(stream), messages, path, form_token)
 
         return view
 
@@ -284,9 +281,7 @@ class LivePage:
 
     # Answers that are no pages of their own
 
-    def _guarded(
-        self, answer: Callable[..., Awaitable[None]]
-    ) -> Callable[..., Awaitable[None]]:
+    def _guarded(self, answer: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         """A page that asks for the operator's token in place of a refusal."""
 
         async def guarded(request: Request, responder: Responder, *parts: str) -> None:
@@ -321,7 +316,9 @@ class LivePage:
         body = tag(
             "main",
             tag("h1", "mcp-streams"),
-            tag("p", "This page needs the operator's token. The log names its file.", class_="faint"),
+            tag(
+                "p", "This page needs the operator's token. The log names its file.", class_="faint"
+            ),
             tag("p", problem, class_="problem", role="alert") if problem else None,
             tag(
                 "form",
@@ -362,9 +359,7 @@ class LivePage:
             headers=refused.headers,
         )
 
-    async def _static(
-        self, _: Request, responder: Responder, version: str, name: str
-    ) -> None:
+    async def _static(self, _: Request, responder: Responder, version: str, name: str) -> None:
         content = ASSETS.get(name) if version == VERSION else None
         if content is None:
             raise HttpError(404, "This file is of another version: load the page again.")

@@ -167,12 +167,32 @@ def test_an_empty_list_says_why() -> None:
 @pytest.mark.parametrize(
     ("line", "kind", "words"),
     [
-        (messages.notification("notifications/progress", {"progress": 3, "total": 9}), "progress", "3 / 9"),
-        (messages.notification("notifications/message", {"level": "info", "data": "x"}), "log info", "x"),
-        (messages.notification("notifications/other", {"a": 1}), "notification", "notifications/other"),
+        (
+            messages.notification("notifications/progress", {"progress": 3, "total": 9}),
+            "progress",
+            "3 / 9",
+        ),
+        (
+            messages.notification("notifications/message", {"level": "info", "data": "x"}),
+            "log info",
+            "x",
+        ),
+        (
+            messages.notification("notifications/other", {"a": 1}),
+            "notification",
+            "notifications/other",
+        ),
         (messages.request("1", "elicitation/create", {"message": "Go?"}), "question", "Go?"),
-        (b'{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"done"}]}}', "result", "done"),
-        (b'{"jsonrpc":"2.0","id":1,"result":{"isError":true,"content":[]}}', "tool error", "isError"),
+        (
+            b'{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"done"}]}}',
+            "result",
+            "done",
+        ),
+        (
+            b'{"jsonrpc":"2.0","id":1,"result":{"isError":true,"content":[]}}',
+            "tool error",
+            "isError",
+        ),
         (b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}', "error", "-1 no"),
         (b"nonsense", "unreadable", "nonsense"),
     ],
@@ -204,7 +224,10 @@ async def test_only_new_messages_are_read() -> None:
 
     async def read(after: int, bytes_max: int) -> list[Run]:
         reads.append((after, bytes_max))
-        lines = [messages.notification("notifications/message", {"data": n}) for n in range(after + 1, last + 1)]
+        lines = [
+            messages.notification("notifications/message", {"data": n})
+            for n in range(after + 1, last + 1)
+        ]
         return [Run(after + 1, len(lines), b"".join(lines))]
 
     shown_messages = Messages()
@@ -269,7 +292,9 @@ def test_any_other_question_is_answered_with_json() -> None:
     assert "<textarea" in form(other, 3, "/", Markup(""))
 
 
-@pytest.mark.parametrize("params", [[], {"requestedSchema": 3}, {"requestedSchema": {"properties": [1]}}])
+@pytest.mark.parametrize(
+    "params", [[], {"requestedSchema": 3}, {"requestedSchema": {"properties": [1]}}]
+)
 def test_a_question_may_have_any_params(params: Any) -> None:
     assert "question" in shown(question(params), 3, form(question(params), 3, "/", Markup("")))
 
