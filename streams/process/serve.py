@@ -33,6 +33,7 @@ from streams.process.deadline import (
 from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
+from streams.process.observers import Observers
 from streams.process.operators import Operators
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
@@ -131,9 +132,10 @@ async def _serve(
     down: trio.Event,
 ) -> None:
     notices, health = Notices(is_service=options.is_listening), operators.health
+    observers, patience = Observers(options), patience_of(options)
     async with (
         _open_journal(options, server.limits) as (journal, keys),
-        server.open(journal, keys.keyring, patience=patience_of(options)) as running,
+        server.open(journal, keys.keyring, patience=patience, events=observers.events) as running,
         _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
@@ -157,7 +159,9 @@ async def _serve(
             reload = partial(_reload, guard, keys, running, notices)
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
-        operators.add(*api_routes(Registry(journal, running.engine)))
+        registry = Registry(journal, running.engine)
+        shown = observers.watch(running, registry, nursery, operators.gate)
+        operators.add(*api_routes(registry), *shown)
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)

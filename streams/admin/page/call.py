@@ -80,7 +80,6 @@ def regions(
     """The parts of a call's page that change. With a `form_token` it has forms."""
     hidden = tag("input", type="hidden", name="form", value=form_token) if form_token else None
     return [
-        calls.clock(),
         _facts(call),
         _timeline(call, past),
         _moments(past),
@@ -92,7 +91,7 @@ def regions(
 
 def body(call: CallView, parts: Sequence[Region]) -> Markup:
     """The page of a call."""
-    clock, facts, chart, moments, asked, actions, table, more = (each.html for each in parts)
+    facts, chart, moments, asked, actions, table, more = (each.html for each in parts)
     head = tag(
         "tr",
         tag("th", "No.", scope="col", class_="c-seq number"),
@@ -102,7 +101,7 @@ def body(call: CallView, parts: Sequence[Region]) -> Markup:
     )
     return tag(
         "main",
-        clock,
+        calls.clock(),
         tag("h2", tag("bdi", call.tool), " ", tag("span", call.id, class_="id faint")),
         asked,
         facts,

@@ -55,12 +55,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 def regions(asked: Asked, page: Page, counts: Counts, rates: Sequence[Rate]) -> list[Region]:
     """The parts of the list that change."""
-    return [_clock(), figures(counts), charts(rates), rows(asked, page), pager(asked, page)]
+    return [figures(counts), charts(rates), rows(asked, page), pager(asked, page)]
 
 
 def body(asked: Asked, parts: Sequence[Region]) -> Markup:
     """The list."""
-    clock, counts, rates, table, more = (each.html for each in parts)
+    counts, rates, table, more = (each.html for each in parts)
     head = tag(
         "tr",
         *(
@@ -80,7 +80,7 @@ def body(asked: Asked, parts: Sequence[Region]) -> Markup:
     )
     return tag(
         "main",
-        clock,
+        clock(),
         tag("div", counts, rates),
         _filter(asked),
         tag("table", tag("thead", head), table, class_="calls"),
@@ -88,13 +88,9 @@ def body(asked: Asked, parts: Sequence[Region]) -> Markup:
     )
 
 
-def _clock() -> Region:
-    return Region("clock", region("span", "clock", data_now=f"{wall():.1f}", hidden=True))
-
-
-def clock() -> Region:
-    """The server's time, from which a page counts ages."""
-    return _clock()
+def clock() -> Markup:
+    """The server's time, from which the script of a page counts ages."""
+    return tag("span", id="clock", data_now=f"{wall():.1f}", hidden=True)
 
 
 def figures(counts: Counts) -> Region:

@@ -82,7 +82,7 @@ class LivePage:
     """The operator's page over one server."""
 
     def __init__(
-        self, registry: Registry, history: History, gate: TokenGate, changes: Changes
+        self, registry: Registry, history: History, gate: TokenGate, changes: Changes | None
     ) -> None:
         self._registry = registry
         self._history = history

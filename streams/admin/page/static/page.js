@@ -11,12 +11,9 @@
     return `${Math.max(0, Math.floor(seconds))} s`;
   }
 
-  // The server's clock may differ from this one: `data-now` of each answer has its time.
-  let ahead = 0;
-  function setClock() {
-    const clock = document.getElementById("clock");
-    if (clock !== null) ahead = Number(clock.dataset.now) - Date.now() / 1000;
-  }
+  // The server's clock may differ from this one: the page has its time.
+  const clock = document.getElementById("clock");
+  const ahead = clock === null ? 0 : Number(clock.dataset.now) - Date.now() / 1000;
 
   function grow() {
     const now = Date.now() / 1000 + ahead;
@@ -37,12 +34,11 @@
 
   document.addEventListener("htmx:sseOpen", () => tell(true));
   document.addEventListener("htmx:sseError", () => tell(false));
-  document.addEventListener("htmx:sseMessage", () => { setClock(); grow(); });
+  document.addEventListener("htmx:sseMessage", grow);
   document.addEventListener("submit", (event) => {
     const question = event.target.dataset.confirm;
     if (question && !window.confirm(question)) event.preventDefault();
   });
-  setClock();
   grow();
   window.setInterval(grow, AGE_EVERY_MS);
 })();
