@@ -1,21 +1,34 @@
 """The operators' API: JSON over HTTP, below `/api`.
 
-GET  /api/stats                 what lives in this process
-GET  /api/calls                 calls, the newest first: ?state=&text=&before=&limit=
-GET  /api/calls/ID              one call; ID is the beginning of its id
-GET  /api/connections           the open connections
+    GET  /api/stats                       what lives in this process
+    GET  /api/calls                       calls, the newest first: ?state=&text=&before=&limit=
+    GET  /api/calls/ID                    one call, and how much its client has not confirmed
+    GET  /api/calls/ID/messages           its kept messages: ?after=&limit=
+    GET  /api/connections                 the open connections
+    POST /api/calls/ID/cancel             cancel the call; its client is told so
+    POST /api/calls/ID/answer             answer a question: {"requestId": …, "result": {…}}
+    POST /api/connections/N/cut           close a connection
+
+ID is the beginning of a call's id. The last three need `--admin-write`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from streams.admin.changes import Answering, Changes
 from streams.admin.endpoint import Route, respond_json
+from streams.errors import JournalError
 from streams.exchange import HttpError, Request, Responder
+from streams.observe.details import Details
 from streams.observe.registry import NoSuchCall, Registry, State, Wanted
 
 CALLS_USUAL: Final = 100  # on a page
+MESSAGES_USUAL: Final = 100
+MESSAGES_MAX: Final = 1_000
 FIELDS_MAX: Final = 20  # of a query
 TEXT_LETTERS_MAX: Final = 200
 
@@ -31,11 +44,20 @@ class _CallsAsked(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = CALLS_USUAL
 
 
-class Api:
-    """The answers of the API, from a registry."""
+class _MessagesAsked(msgspec.Struct, forbid_unknown_fields=True):
+    """The query of a list of messages."""
 
-    def __init__(self, registry: Registry) -> None:
+    after: int = 0
+    limit: int = MESSAGES_USUAL
+
+
+class Api:
+    """The answers of the API."""
+
+    def __init__(self, registry: Registry, changes: Changes) -> None:
         self._registry = registry
+        self._details = Details(registry)
+        self._changes = changes
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -44,7 +66,11 @@ class Api:
             Route("GET", "/api/stats", self._stats),
             Route("GET", "/api/calls", self._calls),
             Route("GET", "/api/calls/{}", self._call),
+            Route("GET", "/api/calls/{}/messages", self._messages),
             Route("GET", "/api/connections", self._connections),
+            Route("POST", "/api/calls/{}/cancel", self._cancel, "write"),
+            Route("POST", "/api/calls/{}/answer", self._answer, "write"),
+            Route("POST", "/api/connections/{}/cut", self._cut, "write"),
         )
 
     async def _stats(self, _: Request, responder: Responder) -> None:
@@ -52,20 +78,54 @@ class Api:
 
     async def _calls(self, request: Request, responder: Responder) -> None:
         asked = query_of(request, _CallsAsked)
-        page = await self._registry.calls(
-            before=asked.before, limit=asked.limit, wanted=wanted(asked.state, asked.text)
-        )
+        with journal_errors():
+            page = await self._registry.calls(
+                before=asked.before, limit=asked.limit, wanted=wanted(asked.state, asked.text)
+            )
         await respond_json(responder, page)
 
     async def _call(self, _: Request, responder: Responder, prefix: str) -> None:
-        try:
-            call = await self._registry.call(await self._registry.find(prefix))
-        except NoSuchCall as error:
-            raise HttpError(404, str(error)) from None
+        with journal_errors():
+            call = await self._details.call(prefix)
         await respond_json(responder, call)
+
+    async def _messages(self, request: Request, responder: Responder, prefix: str) -> None:
+        asked = query_of(request, _MessagesAsked)
+        with journal_errors():
+            found = await self._details.messages(
+                prefix, max(0, asked.after), limit=min(max(1, asked.limit), MESSAGES_MAX)
+            )
+        await respond_json(responder, found)
 
     async def _connections(self, _: Request, responder: Responder) -> None:
         await respond_json(responder, self._registry.connections())
+
+    async def _cancel(self, _: Request, responder: Responder, prefix: str) -> None:
+        await respond_json(responder, {"cancelled": await self._changes.cancel(prefix)})
+
+    async def _answer(self, request: Request, responder: Responder, prefix: str) -> None:
+        try:
+            answer = msgspec.json.decode(request.body, type=Answering)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise HttpError(400, f"The answer is wrong: {error}.") from None
+        await respond_json(responder, {"answered": await self._changes.answer(prefix, answer)})
+
+    async def _cut(self, _: Request, responder: Responder, number: str) -> None:
+        if not (number.isascii() and number.isdecimal()):
+            raise HttpError(404, "Connections have numbers.")
+        self._changes.cut(int(number))
+        await respond_json(responder, {"cut": int(number)})
+
+
+@contextmanager
+def journal_errors() -> Iterator[None]:
+    """Answer with HTTP errors where a call is unknown, or the journal cannot be read."""
+    try:
+        yield
+    except NoSuchCall as error:
+        raise HttpError(404, str(error)) from None
+    except JournalError as error:
+        raise HttpError(503, f"The journal cannot be read: {error}") from error
 
 
 def wanted(states: str, text: str) -> Wanted:
@@ -88,8 +148,3 @@ def query_of(request: Request, kind: type[_T]) -> _T:
         return msgspec.convert(given, kind, strict=False)
     except ValueError as error:
         raise HttpError(400, f"The query is wrong: {error}.") from None
-
-
-def api_routes(registry: Registry) -> tuple[Route, ...]:
-    """The routes of the API."""
-    return Api(registry).routes

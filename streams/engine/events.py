@@ -1,4 +1,4 @@
-"""What happens to calls, told to those that log, count, trace or forward it.
+"""Events of calls, told to those that log, count, trace or forward them.
 
 The engine tells an `Events`, which is false while nothing listens: then nothing is made. Each
 listener gets every event, in order, at once and in the engine's own task. So it must not wait, and

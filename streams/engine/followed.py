@@ -331,10 +331,10 @@ class FollowedStream(Stream):
         super().take_progress_token(token)
         self._post(posts.Token(token))
 
-    def stop(self, *, is_dropped: bool = False) -> None:
-        """The client wants the call no more."""
-        number = 0 if self.delivery is None else self.delivery.number
-        self._post(posts.Stopped(is_dropped, number))
+    def stop(self, *, is_dropped: bool = False, is_told: bool = False) -> None:
+        """The client wants the call no more; with `is_told` an operator does not."""
+        number = 0 if self.delivery is None or is_told else self.delivery.number
+        self._post(posts.Stopped(is_dropped, number, is_told))
 
     async def flush(self) -> None:
         """Nothing waits here: what the owner has sent is durable before it is known here."""

@@ -593,9 +593,9 @@ class Operations:
         """The answer to an open request of a stream, which another stream has asked for it."""
         self._streams.answer(stream, message)
 
-    def stop(self, stream: Stream) -> None:
-        """Cancel a call that no client wants."""
-        self._streams.cancel(stream)
+    def stop(self, stream: Stream, *, is_told: bool = False) -> None:
+        """Cancel a call that no client wants; with `is_told` its client is told so."""
+        self._streams.cancel(stream, is_told=is_told)
 
     def cancel(
         self,

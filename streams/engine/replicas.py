@@ -510,7 +510,7 @@ class Replicas:
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():
-                self._streams.cancel(stream)
+                self._streams.cancel(stream, is_told=post.is_told)
             case posts.Leave():
                 stream.leave()
             case posts.ResponseEnded():

@@ -316,12 +316,12 @@ class Streams:
             stream.rerun.suspend()
             stream.scope.cancel()
 
-    def cancel(self, stream: Stream) -> None:
-        """The client cancels the call."""
+    def cancel(self, stream: Stream, *, is_told: bool = False) -> None:
+        """The client cancels the call. With `is_told` an operator does, and the client is told."""
         if isinstance(stream, FollowedStream):
-            stream.stop()
+            stream.stop(is_told=is_told)
         else:
-            self._close(stream, Event.CANCEL)
+            self._close(stream, Event.CANCEL, is_told=is_told)
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its delivery, or its client has all of it."""
@@ -355,12 +355,14 @@ class Streams:
             log.debug("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
             self._close(stream, Event.ABANDON)
 
-    def _close(self, stream: Stream, event: Event) -> None:
+    def _close(self, stream: Stream, event: Event, *, is_told: bool = False) -> None:
         """Abandon or cancel: the handler stops, the lines are deleted, a tombstone is kept."""
         is_known = self.index.get(stream.id) is stream
         if not is_known or (stream.state.is_ended and event is Event.CANCEL):
             return
         if not stream.record.is_announced:
+            if is_told and stream.delivery is not None:
+                stream.delivery.fail(refusal(Outcome.CANCELLED.value))
             self.drop(stream)
             return
         stream.store()
@@ -372,7 +374,7 @@ class Streams:
         delivery = stream.delivery
         if delivery is None:
             stream.state.detach(trio.current_time())
-        elif delivery.reply_id is None and event is Event.CANCEL:
+        elif delivery.reply_id is None and event is Event.CANCEL and not is_told:
             delivery.drop()  # MCP: no response to a request that its own client cancelled
         else:
             delivery.fail(refusal(stream.state.outcome.value))

@@ -290,6 +290,10 @@ class Registry:
             raise NoSuchCall(f"The call {stream_id[:ID_LETTERS]} is forgotten.")
         return self._view(found)
 
+    async def record(self, stream_id: str) -> Record | None:
+        """The record of a call as the journal has it; None where it has none yet, or no more."""
+        return await self._journal.find(stream_id)
+
     async def runs(self, stream_id: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         """The kept messages of a call behind `after`: see `Journal.read`."""
         record = await self._journal.find(stream_id)

@@ -5,6 +5,7 @@ Each observer is made before the engine, so that it hears of the calls that a re
 
 import trio
 
+from streams.admin.changes import Changes
 from streams.admin.endpoint import Route
 from streams.admin.gate import TokenGate
 from streams.admin.page.routes import LivePage
@@ -26,12 +27,17 @@ class Observers:
             self.events.listen(self.history.hear)
 
     def watch(
-        self, running: RunningServer, registry: Registry, nursery: trio.Nursery, gate: TokenGate
+        self,
+        running: RunningServer,
+        registry: Registry,
+        changes: Changes,
+        nursery: trio.Nursery,
+        gate: TokenGate,
     ) -> list[Route]:
         """Watch a server that runs, in tasks of `nursery`; returns what operators may ask for."""
         if self.history is None:
             return []
-        page = LivePage(registry, self.history, gate, None)
+        page = LivePage(registry, self.history, gate, changes)
         self.events.listen(page.hear)
         nursery.start_soon(self.history.run, registry.live, lambda: Totals(0, 0, 0.0))
         return [*page.routes]

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import trio
 
-from streams.admin.api import api_routes
+from streams.admin.api import Api
+from streams.admin.changes import Changes
 from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
@@ -160,8 +161,9 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         registry = Registry(journal, running.engine)
-        shown = observers.watch(running, registry, nursery, operators.gate)
-        operators.add(*api_routes(registry), *shown)
+        changes = Changes(registry, running.engine)
+        shown = observers.watch(running, registry, changes, nursery, operators.gate)
+        operators.add(*Api(registry, changes).routes, *shown)
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)

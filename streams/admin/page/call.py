@@ -3,14 +3,17 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from streams.admin.page import calls, questions
 from streams.admin.page.charts import MARKS, Point, Rule, timeline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
-from streams.admin.page.messages import Seen, pretty, seen
+from streams.admin.page.messages import pretty
 from streams.clock import utc, wall
 from streams.messages import Run
 from streams.observe.history import Past
+from streams.observe.lines import MessageView, view
 from streams.observe.registry import LIVE_STATES, CallView
 
 MESSAGES_MAX: Final = 50  # on a page
@@ -29,7 +32,7 @@ class Messages:
 
     def __init__(self, before: int | None = None) -> None:
         self.before = before
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, MessageView] = {}
         self._read = 0
 
     async def advance(self, call: CallView, read: ReadRuns) -> None:
@@ -45,7 +48,7 @@ class Messages:
                 budget -= len(run.body)
                 for seq, line in enumerate(run.lines, run.seq):
                     if end - MESSAGES_MAX < seq <= end:
-                        self._seen[seq] = seen(seq, line)
+                        self._seen[seq] = msgspec.structs.replace(view(seq, line), message=None)
             after = runs[-1].last
         self._read = after
         for seq in [seq for seq in self._seen if seq <= end - MESSAGES_MAX]:
@@ -240,7 +243,7 @@ def _action(path: str, name: str, hidden: Markup, class_: str, sure: str | None 
     return tag("form", hidden, button, method="post", action=path, data_confirm=sure)
 
 
-def _message(call: CallView, message: Seen) -> Markup:
+def _message(call: CallView, message: MessageView) -> Markup:
     path = f"/calls/{call.id}/messages/{message.seq}"
     waits = "waits" if message.seq > call.delivered else None
     link = tag("a", message.seq, href=path, id=f"to-{message.seq}")

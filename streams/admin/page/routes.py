@@ -11,12 +11,13 @@
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import trio
 
 from streams.admin.api import query_of
+from streams.admin.changes import Answering, Changes
 from streams.admin.endpoint import Route
 from streams.admin.gate import TokenGate
 from streams.admin.page import call as one_call
@@ -37,7 +38,7 @@ from streams.admin.page.layout import (
 from streams.admin.page.questions import answer_of
 from streams.engine.events import Event
 from streams.exchange import Headers, HttpError, Request, Responder
-from streams.messages import RequestId, Run
+from streams.messages import Run
 from streams.observe.history import History
 from streams.observe.registry import ID_LETTERS, NoSuchCall, Registry
 
@@ -59,19 +60,6 @@ _CHANGES: Final = re.compile(r"/calls/[A-Za-z0-9_-]{1,200}/(?:answer|cut|cancel)
 View = Callable[[], Awaitable[Sequence[Region]]]
 
 
-class Changes(Protocol):
-    """What an operator may change, where --admin-write allows it. All raise `HttpError`."""
-
-    async def answer(self, stream: str, request_id: RequestId, result: dict[str, object]) -> None:
-        """Answer a question in place of the client."""
-
-    async def cancel(self, stream: str) -> None:
-        """Cancel a call."""
-
-    async def cut(self, connection: int) -> None:
-        """Close a connection."""
-
-
 class _CallAsked(msgspec.Struct, frozen=True):
     """The query of one call."""
 
@@ -82,7 +70,7 @@ class LivePage:
     """The operator's page over one server."""
 
     def __init__(
-        self, registry: Registry, history: History, gate: TokenGate, changes: Changes | None
+        self, registry: Registry, history: History, gate: TokenGate, changes: Changes
     ) -> None:
         self._registry = registry
         self._history = history
@@ -262,7 +250,11 @@ class LivePage:
         question = next(wanted, None)
         if question is None:
             raise HttpError(409, "This question is answered already, or its call has ended.")
-        await self._changes.answer(stream, question.request_id, answer_of(question, form))
+        result = {
+            name: msgspec.Raw(msgspec.json.encode(value))
+            for name, value in answer_of(question, form).items()
+        }
+        await self._changes.answer(stream, Answering(question.request_id, result))
         await _go(responder, f"/calls/{found.id}")
 
     async def _cut(self, request: Request, responder: Responder, prefix: str) -> None:
@@ -270,7 +262,7 @@ class LivePage:
         found = await self._registry.call(await self._find(prefix))
         if found.connection is None:
             raise HttpError(409, "No connection is attached to this call.")
-        await self._changes.cut(found.connection)
+        self._changes.cut(found.connection)
         await _go(responder, f"/calls/{found.id}")
 
     async def _cancel(self, request: Request, responder: Responder, prefix: str) -> None:

@@ -1,0 +1,202 @@
+"""The operators' API shows calls, and changes them where it may."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from streams import Server
+from streams.admin.api import Api
+from streams.admin.changes import Changes
+from streams.admin.endpoint import AdminEndpoint
+from streams.admin.gate import OwnerGate
+from streams.observe.registry import Registry
+from tests.rigs.operators import Answered, asked_of
+from tests.rigs.server import PLAIN, POSITIONS, STREAMS, House, Steps, Talker, open_house, reason
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server("api")
+
+
+@pytest.fixture
+async def house(server: Server, steps: Steps) -> AsyncIterator[House]:
+    async with open_house(server) as house:
+        yield house
+
+
+class Operator:
+    """An operator of a house."""
+
+    def __init__(self, house: House) -> None:
+        engine = house.running.engine
+        registry = Registry(house.journal, engine)
+        self._endpoint = AdminEndpoint(OwnerGate(), Api(registry, Changes(registry, engine)).routes)
+
+    async def look(self, target: str, status: int = 200) -> Any:
+        answered = await asked_of(self._endpoint, target)
+        assert answered.status == status, answered.body
+        return answered.json
+
+    async def post(self, target: str, value: Any = None) -> Answered:
+        body = b"" if value is None else json.dumps(value).encode()
+        return await asked_of(self._endpoint, target, "POST", body=body)
+
+
+async def asking(house: House, steps: Steps, capabilities: Any = POSITIONS) -> tuple[Talker, str]:
+    """A call that waits for an answer, and the id of its question."""
+    talker = await house.dial(capabilities)
+    await talker.call(1, "step")
+    steps.log("one", "two")
+    steps.ask()
+    asked = await talker.find(lambda m: m.get("method") == "elicitation/create")
+    await wait_all_tasks_blocked()
+    return talker, asked["id"]
+
+
+async def test_the_list_the_counts_and_the_connections(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    await asking(house, steps)
+    operator = Operator(house)
+    page = await operator.look("/api/calls")
+    assert [call["state"] for call in page["calls"]] == ["asking"]
+    assert page["before"] is None
+    assert (await operator.look("/api/stats"))["asking"] == 1
+    [connection] = await operator.look("/api/connections")
+    assert connection["number"] == page["calls"][0]["connection"]
+    assert (await operator.look("/api/calls?state=completed,failed"))["calls"] == []
+    assert (await operator.look("/api/calls?state=nonsense", 400))["error"]["message"]
+    await operator.look("/api/calls?limit=x", 400)
+    await operator.look("/api/calls?unknown=1", 400)
+
+
+async def test_a_call_says_what_its_client_has_missed(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    await asking(house, steps)
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    detail = await operator.look(f"/api/calls/{call['id'][:8]}")
+    assert detail["missed"] == {"log": 2, "question": 1}
+    assert (detail["pending"], detail["uncounted"]) == (3, 0)
+    await operator.look("/api/calls/nowhere", 404)
+
+
+async def test_messages_are_read_in_pages(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    await asking(house, steps)
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    path = f"/api/calls/{call['id']}/messages"
+    first = await operator.look(f"{path}?limit=2")
+    assert [(each["seq"], each["kind"], each["text"]) for each in first["messages"]] == [
+        (1, "log", "info: one"),
+        (2, "log", "info: two"),
+    ]
+    second = await operator.look(f"{path}?after={first['after']}")
+    assert [each["kind"] for each in second["messages"]] == ["question"]
+    assert second["messages"][0]["message"]["method"] == "elicitation/create"
+    assert second["after"] is None
+    assert (await operator.look(f"{path}?after=99"))["messages"] == []
+
+
+@pytest.mark.parametrize("capabilities", [PLAIN, STREAMS, POSITIONS])
+async def test_a_cancelled_call_stops_and_its_client_is_told(
+    house: House, steps: Steps, autojump_clock: MockClock, capabilities: Any
+) -> None:
+    """A client that did not cancel waits for a response, whatever it understands."""
+    talker, _ = await asking(house, steps, capabilities)
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    done = await operator.post(f"/api/calls/{call['id']}/cancel")
+    assert (done.status, done.json) == (200, {"cancelled": call["id"]})
+    answer = await talker.answer(1)
+    assert reason(answer["error"]) == "cancelled"
+    await steps.is_over.wait()
+    assert steps.was_cancelled
+    again = await operator.post(f"/api/calls/{call['id']}/cancel")
+    assert again.status == (404 if capabilities is PLAIN else 409)
+
+
+async def test_a_call_that_has_ended_is_not_cancelled(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    talker = await house.dial(POSITIONS)
+    await talker.begin(1, "step")
+    steps.finish()
+    await talker.answer(1)
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    refused = await operator.post(f"/api/calls/{call['id']}/cancel")
+    assert (refused.status, "completed" in refused.body.decode()) == (409, True)
+
+
+async def test_an_operator_answers_for_the_client(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    talker, question = await asking(house, steps)
+    await talker.leave()
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    path = f"/api/calls/{call['id']}/answer"
+    answer = {"requestId": question, "result": {"action": "accept", "content": {"n": 1}}}
+    assert (await operator.post(path, answer)).status == 200
+    await wait_all_tasks_blocked()
+    [given] = steps.answers
+    assert given == answer["result"]
+    assert (await operator.post(path, answer)).status == 409, "the first answer counts"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"requestId": "x"},
+        {"requestId": "x", "result": {}, "error": "no"},
+        {"requestId": "x", "result": 7},
+        {"result": {}},
+        {"requestId": "x", "result": {}, "more": 1},
+        [],
+    ],
+)
+async def test_a_wrong_answer_changes_nothing(
+    house: House, steps: Steps, autojump_clock: MockClock, body: Any
+) -> None:
+    await asking(house, steps)
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    refused = await operator.post(f"/api/calls/{call['id']}/answer", body)
+    assert refused.status == 400
+    assert (await operator.look(f"/api/calls/{call['id']}"))["state"] == "asking"
+
+
+async def test_a_refusal_is_an_answer(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    talker, question = await asking(house, steps)
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    body = {"requestId": question, "error": "not today"}
+    assert (await operator.post(f"/api/calls/{call['id']}/answer", body)).status == 200
+    assert "not today" in str(await talker.answer(1))
+
+
+async def test_a_cut_connection_ends_and_its_call_goes_on(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    talker, _ = await asking(house, steps)
+    operator = Operator(house)
+    [connection] = await operator.look("/api/connections")
+    path = f"/api/connections/{connection['number']}/cut"
+    assert (await operator.post(path)).status == 200
+    await talker.end()
+    await trio.sleep(1)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    assert (call["state"], call["connection"]) == ("asking", None)
+    assert (await operator.post(path)).status == 404
+    assert (await operator.post("/api/connections/x/cut")).status == 404
