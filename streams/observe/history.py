@@ -64,6 +64,11 @@ class Sample(msgspec.Struct, frozen=True):
     handed: int
     delivered: int
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The fields, in their order."""
+        return self.at, self.last, self.durable, self.handed, self.delivered
+
 
 class Rate(msgspec.Struct, frozen=True):
     """How busy the server was in one interval."""
@@ -84,29 +89,31 @@ class Totals(msgspec.Struct, frozen=True):
 class Past:
     """The past of one call."""
 
-    __slots__ = ("_samples", "moments")
+    __slots__ = ("_looked_at", "_samples", "moments")
 
     def __init__(self) -> None:
         self._samples = array("d")
+        self._looked_at = 0.0
         self.moments: deque[Moment] = deque(maxlen=MOMENTS_MAX)
 
     def sample(self, at: float, marks: Marks) -> None:
-        """Keep the marks, if they have changed."""
+        """Keep the marks, if they have changed, and since when they were as before."""
         values = (marks.last, marks.durable, marks.handed, marks.delivered)
         samples = self._samples
-        if tuple(samples[1 - _FIELDS :]) == values:
+        before = tuple(samples[1 - _FIELDS :])
+        looked_at, self._looked_at = self._looked_at, at
+        if before == values:
             return
-        if len(samples) >= SAMPLES_MAX * _FIELDS:
-            kept = list(self.samples)[::2]
-            samples = self._samples = array("d")
-            for each in kept:
-                samples.extend((each.at, each.last, each.durable, each.handed, each.delivered))
+        if before and looked_at > samples[-_FIELDS]:
+            samples.extend((looked_at, *before))
         samples.extend((at, *values))
+        if len(samples) > SAMPLES_MAX * _FIELDS:
+            kept = list(self.samples)[::2]
+            self._samples = array("d", [value for each in kept for value in each.values])
 
     @property
     def samples(self) -> Iterator[Sample]:
-        """The samples, the oldest first. Between two of them the marks did not change, or in small
-        steps that were dropped since."""
+        """The samples, the oldest first."""
         values = self._samples
         for start in range(0, len(values), _FIELDS):
             at, *marks = values[start : start + _FIELDS]
@@ -129,16 +136,18 @@ class History:
         """Something has happened to a call."""
         now = wall()
         past = self._of(stream)
-        past.sample(now, stream.state)
+        if what not in ("asked", "answered"):  # else its messages are about to be committed
+            past.sample(now, stream.state)
         past.moments.append(Moment(now, what, stream.state.last, details))
 
     def hear(self, event: Event) -> None:
         """Listen to the engine: see `streams.engine.events`."""
         match event:
             case CallDetached():
-                self.note(event.stream, _LEFT.get(event.why, "detached"), event.why)
+                what = _LEFT.get(event.why, "detached")
+                self.note(event.stream, what, event.why if what == "detached" else "")
             case CallResumed():
-                details = f"over {event.transport}, {event.replayed} missed"
+                details = f"over {event.transport}, with {event.replayed} missed"
                 self.note(event.stream, "resumed", details)
             case CallAsked():
                 self.note(event.stream, "asked", event.method)

@@ -105,7 +105,13 @@ def body(call: CallView, parts: Sequence[Region]) -> Markup:
     return tag(
         "main",
         calls.clock(),
-        tag("h2", tag("bdi", call.tool), " ", tag("span", call.id, class_="id faint")),
+        tag(
+            "h2",
+            tag("bdi", call.tool),
+            " ",
+            tag("span", call.id, class_="id faint"),
+            class_="first",
+        ),
         asked,
         facts,
         actions,

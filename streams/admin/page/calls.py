@@ -139,7 +139,7 @@ def charts(rates: Sequence[Rate]) -> Region:
         *(
             tag(
                 "div",
-                tag("p", name, tag("span", f" · {minutes}", class_="faint")),
+                tag("p", name, tag("span", f" · {minutes}", class_="span faint")),
                 tag("b", value),
                 sparkline(values, places, f"{name}: now {value}"),
                 class_="figure",

@@ -37,10 +37,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 def timeline(points: Sequence[Point], rules: Sequence[Rule], until: float, label: str) -> Markup:
-    """The four marks of a stream over time, as areas in front of each other.
-
-    The marks stay as they were from one point to the next, and from the last one `until` then.
-    """
+    """The four marks of a stream over time, as areas in front of each other, and its moments."""
     since = min([each.at for each in points] + [each.at for each in rules], default=until)
     span = max(until - since, 0.001)
     top = max((each.numbered for each in points), default=0) or 1
@@ -50,19 +47,13 @@ def timeline(points: Sequence[Point], rules: Sequence[Rule], until: float, label
 
     areas = []
     for mark in MARKS:
-        steps = [(across(each.at), HEIGHT * (1 - getattr(each, mark) / top)) for each in points]
-        areas.append(tag("path", class_=f"area {mark}", d=_steps(steps, WIDTH)))
+        line = [(across(each.at), HEIGHT * (1 - getattr(each, mark) / top)) for each in points]
+        areas.append(tag("path", class_=f"area {mark}", d=_below(line)))
     lines = [
-        tag(
-            "line",
-            tag("title", each.title),
-            class_=f"rule {each.kind}",
-            x1=_number(across(each.at)),
-            x2=_number(across(each.at)),
-            y1=0,
-            y2=_number(HEIGHT),
-        )
+        tag("line", tag("title", each.title), class_=class_, x1=x, x2=x, y1=0, y2=_number(HEIGHT))
         for each in rules
+        for x in (_number(across(each.at)),)
+        for class_ in ("halo", f"rule {each.kind}")
     ]
     return _svg("timeline", WIDTH, HEIGHT, label, *areas, *lines)
 
@@ -81,16 +72,14 @@ def sparkline(values: Sequence[float], places: int, label: str) -> Markup:
     return _svg("sparkline", SPARK_WIDTH, SPARK_HEIGHT, label, drawn)
 
 
-def _steps(steps: Sequence[tuple[float, float]], end: float) -> str:
-    """The path around an area below steps."""
-    if not steps:
+def _below(line: Sequence[tuple[float, float]]) -> str:
+    """The path around the area below a line."""
+    if not line:
         return ""
-    drawn = [f"M{_number(steps[0][0])},{_number(HEIGHT)}"]
-    drawn += [
-        f"V{_number(y)}" if n == 0 else f"H{_number(x)}V{_number(y)}"
-        for n, (x, y) in enumerate(steps)
-    ]
-    return f"{''.join(drawn)}H{_number(end)}V{_number(HEIGHT)}Z"
+    first, last = line[0][0], line[-1][0]
+    drawn = "".join(f"L{_number(x)},{_number(y)}" for x, y in line)
+    bottom = _number(HEIGHT)
+    return f"M{_number(first)},{bottom}{drawn}L{_number(last)},{bottom}Z"
 
 
 def _svg(class_: str, width: float, height: float, label: str, *drawn: Markup) -> Markup:

@@ -90,7 +90,10 @@ class Updates:
         self._shown: dict[str, Region] = {}
 
     def lacking(self, regions: Sequence[Region]) -> Markup:
-        """What has changed since the last call; all of it at the first."""
+        """What has changed since the last call; all of it at the first.
+
+        Each element is in a template, where HTML allows rows without their table.
+        """
         found: list[Markup] = []
         for each in regions:
             known = self._shown.get(each.id)
@@ -101,7 +104,7 @@ class Updates:
                 found.append(each.html)
                 continue
             found += [html for id_, html in each.parts.items() if known.parts[id_] != html]
-        return join(found)
+        return join(tag("template", each) for each in found)
 
 
 def page(title: str, *body: Child, live: str | None = None) -> bytes:
