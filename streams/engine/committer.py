@@ -48,6 +48,10 @@ LOOK_S: Final = 0.25
 SHORTAGE_S: Final = 0.25  # before streams that wait for room are tried again
 
 
+# Called after each commit, with the seconds that it took and its changes.
+CommitListener = Callable[[float, Sequence[Change]], None]
+
+
 class Source(Protocol):
     """A stream with new lines, or anything else that waits until its changes are durable."""
 
@@ -108,6 +112,7 @@ class Committer:
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
+        self.listeners: tuple[CommitListener, ...] = ()
         # Of a shared journal: called with each change that it refuses. Returns what mends that.
         self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
 
@@ -269,8 +274,11 @@ class Committer:
         self._taken.set()
         self._taken = trio.Event()
         self._is_committing = True
+        began_at = trio.current_time()
         await self._commit(changes, taken)
         self._is_committing = False
+        for tell in self.listeners:
+            tell(trio.current_time() - began_at, changes)
         _tell(taken)
         self._done.set()
         self._done = trio.Event()

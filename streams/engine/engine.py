@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from streams.clock import wall
-from streams.engine.committer import Committer
+from streams.engine.committer import CommitListener, Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
 from streams.engine.events import (
     CallBegan,
@@ -493,11 +493,22 @@ class Engine:
     @property
     def unready(self) -> str:
         """Why this process should get no new connections now; "" where it should."""
-        if self._is_closing:
-            return "it is shutting down"
-        if self._replicas is not None and self._replicas.leases.is_late:
-            return "the store of the journal does not answer"
-        return self._committer.why_not
+        return "it is shutting down" if self._is_closing else self.why_no_commits
+
+    @property
+    def why_no_commits(self) -> str:
+        """Why the journal takes nothing now; "" while it takes changes."""
+        is_late = self._replicas is not None and self._replicas.leases.is_late
+        return "the store of the journal does not answer" if is_late else self._committer.why_not
+
+    @property
+    def replicas_alive(self) -> int:
+        """How many replicas live, this one included."""
+        return 1 if self._replicas is None else self._replicas.leases.lives
+
+    def on_commit(self, listener: CommitListener) -> None:
+        """Call this after each commit."""
+        self._committer.listeners = (*self._committer.listeners, listener)
 
     def hang_up_all(self) -> None:
         """Close all connections: their clients come back, perhaps to another replica."""

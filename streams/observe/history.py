@@ -25,6 +25,7 @@ from streams.engine.events import (
     Event,
 )
 from streams.engine.stream import Stream
+from streams.observe.tallies import Histogram
 
 EVERY_S: Final = 1.0  # between two samples
 RATES_MAX: Final = 600  # samples of the whole server: ten minutes
@@ -78,12 +79,11 @@ class Rate(msgspec.Struct, frozen=True):
     commit_s: float  # the mean duration of its commits; 0 without any
 
 
-class Totals(msgspec.Struct, frozen=True):
-    """Counters of a server, since its start."""
+class Totals(Protocol):
+    """Some of the counts of `streams.observe.tallies`."""
 
-    messages: int
-    commits: int
-    commit_s: float
+    batches: Histogram  # of messages
+    commits: Histogram  # of seconds
 
 
 class Past:
@@ -123,13 +123,14 @@ class Past:
 class History:
     """The past of calls, by the ids of their streams, and the rates of the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, totals: Totals) -> None:
+        self._totals = totals
         self._past: dict[str, Past] = {}  # the one that changed longest ago first
         self.rates: deque[Rate] = deque(maxlen=RATES_MAX)
         self.began_at = wall()
 
     def past(self, stream: str) -> Past | None:
-        """What is known of a call's past."""
+        """The past of a call, as far as it is known."""
         return self._past.get(stream)
 
     def note(self, stream: Stream, what: str, details: str = "") -> None:
@@ -186,25 +187,22 @@ class History:
             del self._past[next(iter(self._past))]
         return past
 
-    async def run(
-        self, streams: Callable[[], Iterable[Stream]], totals: Callable[[], Totals]
-    ) -> None:
+    async def run(self, streams: Callable[[], Iterable[Stream]]) -> None:
         """Take samples for ever."""
-        before, before_at = totals(), trio.current_time()
+        before, before_at = self._counted(), trio.current_time()
         while True:
             await trio.sleep(EVERY_S)
             self.sample(streams())
-            after, after_at = totals(), trio.current_time()
-            commits = after.commits - before.commits
-            spent_s = after.commit_s - before.commit_s
-            self.rates.append(
-                Rate(
-                    wall(),
-                    (after.messages - before.messages) / (after_at - before_at),
-                    spent_s / commits if commits else 0.0,
-                )
-            )
+            after, after_at = self._counted(), trio.current_time()
+            messages, commits, spent_s = (new - old for new, old in zip(after, before, strict=True))
+            per_s = messages / (after_at - before_at)
+            self.rates.append(Rate(wall(), per_s, spent_s / commits if commits else 0.0))
             before, before_at = after, after_at
+
+    def _counted(self) -> tuple[float, int, float]:
+        """Messages, commits, and the seconds that these took."""
+        commits = self._totals.commits
+        return self._totals.batches.total, commits.count, commits.total
 
 
 class _Nothing:

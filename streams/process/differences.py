@@ -22,6 +22,8 @@ OF_OPTIONS: Final = {
     "--replicas-acked": "replicas_acked",
     "--key-file": "key_file",
     "--admin": "admin",
+    "--admin-token-file": "admin_token_file",
+    "--admin-write": "admin_write",
     "--require-resume-token": "require_resume_token",
     "--json": "json_log",
 }

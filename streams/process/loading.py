@@ -19,6 +19,7 @@ from streams.journal.ownership import hello_path
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
+from streams.observe.tallies import ChildCounts
 from streams.process.options import CannotServe, Command, Options, Remote
 from streams.process.tokens import token_of
 from streams.server.backend import Backend
@@ -66,6 +67,8 @@ class Hosted:
         self._backend = backend
         # The name of the tool that runs in a frame, for a backend whose tools run in this process.
         self.tool_at: ToolAt = getattr(backend, "tool_at", _no_tool)
+        # The numbers of its child processes, for a backend that has such.
+        self.child_counts: ChildCounts | None = getattr(backend, "child_counts", None)
         self.limits = limits
         self._require_resume_token = require_resume_token
 

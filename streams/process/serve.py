@@ -15,6 +15,7 @@ import trio
 
 from streams.admin.api import Api
 from streams.admin.changes import Changes
+from streams.admin.endpoint import Route
 from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
@@ -133,7 +134,7 @@ async def _serve(
     down: trio.Event,
 ) -> None:
     notices, health = Notices(is_service=options.is_listening), operators.health
-    observers, patience = Observers(options), patience_of(options)
+    observers, patience = Observers(server, options), patience_of(options)
     async with (
         _open_journal(options, server.limits) as (journal, keys),
         server.open(journal, keys.keyring, patience=patience, events=observers.events) as running,
@@ -161,9 +162,9 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         registry = Registry(journal, running.engine)
-        changes = Changes(registry, running.engine)
-        shown = observers.watch(running, registry, changes, nursery, operators.gate)
-        operators.add(*Api(registry, changes).routes, *shown)
+        operators.add(*_operators_routes(running, registry))
+        operators.add(*observers.watch(running, journal, registry, nursery))
+        operators.add(*observers.page(running, registry, operators.gate, nursery))
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)
@@ -181,6 +182,11 @@ async def _serve(
             if options.is_kept or options.patience.patience_s is None:
                 await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
+
+
+def _operators_routes(running: RunningServer, registry: Registry) -> Sequence[Route]:
+    """The routes for operators that need a running server."""
+    return Api(registry, Changes(registry, running.engine)).routes
 
 
 def _linger_s(options: Options) -> float:

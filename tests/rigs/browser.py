@@ -94,7 +94,7 @@ class Tab:
 
     @property
     def text(self) -> str:
-        """What the page shows."""
+        """The text that the page shows."""
         return str(self.run("document.body ? document.body.innerText : ''"))
 
     def open(self, url: str) -> None:

@@ -1,4 +1,4 @@
-"""A server file for tests of what operators see: calls that wait, ask, flood and say hostile things."""
+"""A server for tests of what operators see: its calls wait, ask, flood and say hostile things."""
 
 from typing import Any
 

@@ -143,12 +143,11 @@ def _facts(call: CallView) -> Region:
     facts: list[tuple[str, Markup | str | int | None]] = [
         ("State", calls.state(call)),
         ("Age", calls.age(call.began_at)),
-        ("Began", utc(call.began_at)),
+        ("Began", utc(call.began_at).replace("T", " ").rstrip("Z")),
         ("Took", None if ended is None else f"{ended - call.began_at:.1f} s"),
         ("Transport", call.transport or "none attached"),
         ("Principal", tag("bdi", call.principal)),
-        ("Pending", f"{call.pending} messages"),
-        ("Bytes", None if call.pending_bytes is None else calls.size(call.pending_bytes)),
+        ("Pending messages", calls.pending(call)),
         ("Kept for", None if expires is None else calls.seconds(expires)),
         ("Restarts", call.restarts),
         ("Replica", call.owner or None),
@@ -218,7 +217,7 @@ def _moments(past: Past | None) -> Region:
             tag("span", f"at {each.seq}", tag("bdi", f" {each.details}" if each.details else "")),
         )
         for each in found
-    ] or [tag("li", "None since this process began.", class_="faint")]
+    ] or [tag("li", "None since this process began.", class_="none faint")]
     return Region("moments", region("ol", "moments", *listed, class_="moments", tabindex=0))
 
 

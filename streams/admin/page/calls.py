@@ -10,7 +10,7 @@ from streams.admin.page.charts import sparkline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
 from streams.clock import wall
-from streams.observe.history import EVERY_S, RATES_MAX, Rate, of_interval
+from streams.observe.history import EVERY_S, Rate, of_interval
 from streams.observe.registry import LIVE_STATES, CallView, Counts, Page, State, Wanted
 
 ROWS_MAX: Final = 100
@@ -128,7 +128,7 @@ def charts(rates: Sequence[Rate]) -> Region:
     now = rates[-1] if rates else None
     per_s = 0.0 if now is None else now.messages_per_s
     commit_s = next((each.commit_s for each in reversed(rates) if each.commit_s), 0.0)
-    minutes = f"{max(1, round(len(rates) * EVERY_S / 60))} of {round(RATES_MAX * EVERY_S / 60)} min"
+    minutes = f"last {max(1, round(len(rates) * EVERY_S / 60))} min"
     shown = (
         ("Messages per second", f"{per_s:.0f}", [each.messages_per_s for each in steps]),
         ("Commit", f"{commit_s * 1000:.1f} ms", [each.commit_s for each in steps]),
@@ -170,11 +170,6 @@ def _no_rows(asked: Asked, page: Page) -> Markup:
 
 def _row(call: CallView) -> Markup:
     question = call.questions[0].method if call.questions else ""
-    pending = (
-        f"{call.pending}"
-        if not call.pending_bytes
-        else f"{call.pending} · {size(call.pending_bytes)}"
-    )
     link = tag("a", call.id[:8], href=f"/calls/{call.id}", id=f"link-{call.id}", class_="id")
     return region(
         "tr",
@@ -184,10 +179,17 @@ def _row(call: CallView) -> Markup:
         tag("td", link, class_="c-id"),
         tag("td", age(call.began_at), class_="c-age"),
         tag("td", call.numbered, class_="c-messages number", data_label="messages"),
-        tag("td", pending, class_="c-pending number", data_label="pending"),
+        tag("td", pending(call), class_="c-pending number", data_label="pending"),
         tag("td", tag("bdi", question, class_="asks") if question else None, class_="c-question"),
         tag("td", tag("bdi", call.principal), class_="c-principal", title=call.principal),
         tag("td", call.transport or None, class_="c-transport"),
+    )
+
+
+def pending(call: CallView) -> str:
+    """How much its client has not confirmed."""
+    return " · ".join(
+        [str(call.pending), *([size(call.pending_bytes)] if call.pending_bytes else [])]
     )
 
 

@@ -84,13 +84,13 @@ def region(name: str, id_: str, /, *children: Child, **attributes: Attribute) ->
 
 
 class Updates:
-    """What one browser has, and what it lacks."""
+    """The regions that one browser has."""
 
     def __init__(self) -> None:
         self._shown: dict[str, Region] = {}
 
     def lacking(self, regions: Sequence[Region]) -> Markup:
-        """What has changed since the last call; all of it at the first.
+        """The regions that have changed since the last call; all of them at the first.
 
         Each element is in a template, where HTML allows rows without their table.
         """

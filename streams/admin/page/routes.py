@@ -131,7 +131,7 @@ class LivePage:
         )
 
     async def _call_view(self, request: Request, prefix: str) -> View:
-        """What makes the parts of a call's page."""
+        """A function that makes the parts of a call's page."""
         stream = await self._find(prefix)
         messages = one_call.Messages(query_of(request, _CallAsked).before)
         form_token = self._visitors.form_token(request) if self._gate.may_write else ""
