@@ -13,7 +13,15 @@ from cyclopts import Parameter
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, checked_path, is_url
 from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
-from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
+from streams.process.options import (
+    Auth,
+    CannotServe,
+    KeepCancelled,
+    LogFormat,
+    Options,
+    Patience,
+    levels_of,
+)
 
 ACKED_MAX: Final = 100  # no store has more replicas
 
@@ -98,8 +106,13 @@ class Keeping:
     require_resume_token
         Refuse a streamId without its resumeToken to any caller but the one that made the stream.
         Without this option the id is enough where that caller was anonymous.
+    log_level
+        The least severe lines that are logged: debug, info, warning, error or critical; for one
+        logger NAME=LEVEL, as calls=warning. By default info.
+    log_format
+        Write the log as text or as JSON lines.
     json
-        Write the log as JSON lines.
+        The same as --log-format json.
     """
 
     foreground: bool = False
@@ -109,6 +122,8 @@ class Keeping:
     max_message_bytes: int | None = None
     limit: tuple[str, ...] = ()
     require_resume_token: bool = False
+    log_level: tuple[str, ...] = ()
+    log_format: LogFormat = "text"
     json: bool = False
 
     def options(self, **of_command: Any) -> Options:
@@ -119,6 +134,7 @@ class Keeping:
         for name in ("linger", "watchdog"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name}: write seconds, 0 or more.")
+        levels_of(self.log_level)
         given: dict[str, Any] = {
             "stdio": True,
             "foreground": self.foreground,
@@ -127,7 +143,8 @@ class Keeping:
             "durability": self.durability,
             "require_resume_token": self.require_resume_token,
             "limits": _limits(limit),
-            "json_log": self.json,
+            "json_log": self.json or self.log_format == "json",
+            "log_level": self.log_level,
         }
         return Options(**given | of_command)
 
@@ -280,10 +297,9 @@ def run(options: Options) -> int:
 
             relay.run(options)
         else:
-            from streams import logs
-            from streams.process import serve
+            from streams.process import log, serve
 
-            logs.log_to_stderr(as_json=options.json_log)
+            log.log_as(options)
             serve.run(options)
     except CannotServe as error:
         return complain(str(error))

@@ -310,7 +310,7 @@ class Streams:
         if stream.rerun is None or not stream.is_reachable:
             self.interrupt(stream)
         else:
-            if self.events:
+            if self.events and not stream.is_suspended:
                 self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()

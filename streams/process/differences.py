@@ -26,6 +26,7 @@ OF_OPTIONS: Final = {
     "--admin-write": "admin_write",
     "--require-resume-token": "require_resume_token",
     "--json": "json_log",
+    "--log-level": "log_level",
 }
 OF_PATIENCE: Final = {
     "--patience": "patience_s",

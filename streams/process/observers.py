@@ -1,4 +1,4 @@
-"""The listeners to the engine of a process, as its options want it.
+"""The listeners to the engine of a process, as its options want them.
 
 Each observer is made before the engine, so that it hears of the calls that a restart interrupts.
 """
@@ -18,6 +18,7 @@ from streams.observe.history import History
 from streams.observe.registry import Registry
 from streams.observe.tallies import Renderer, Tallies
 from streams.process.loading import Hosted, Servable
+from streams.process.log import call_log
 from streams.process.options import Options
 from streams.server.running import RunningServer
 
@@ -27,6 +28,7 @@ class Observers:
 
     def __init__(self, server: Servable, options: Options) -> None:
         self.events = Events()
+        self.calls = call_log(options, self.events)
         self.tallies: Tallies | None = None
         self.history: History | None = None
         self._child_counts = server.child_counts if isinstance(server, Hosted) else None

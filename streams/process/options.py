@@ -4,6 +4,7 @@ It is quick to load, because a relay loads it.
 """
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from streams.limits import LEASE_S, Durability
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
 KeepCancelled = Literal["timeout", "always", "never"]
+LogFormat = Literal["text", "json"]
 Stderr = Literal["log", "inherit", "null"]
 
 ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
@@ -26,6 +28,24 @@ REAPING_S: Final = 1.0  # from a SIGKILL of the last child to the end of all tas
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"  # the bearer token that commands send
 
 NAME_LETTERS_MAX: Final = 500  # of a command in the hello, which has 4 KiB
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+# The names in the lines of the log: `calls`, and the packages that write any.
+LOGGERS: Final = (
+    "admin",
+    "aio",
+    "auth",
+    "backends",
+    "calls",
+    "client",
+    "engine",
+    "journal",
+    "observe",
+    "process",
+    "schemas",
+    "server",
+    "transports",
+)
 
 READY: Final = "ready\n"  # an owner sends it to the relay that started it, once it listens
 STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
@@ -119,6 +139,25 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     keep_cancelled: KeepCancelled = "never"
 
 
+def levels_of(given: Iterable[str]) -> dict[str, str]:
+    """The levels of loggers, of texts such as "warning" and "calls=debug,journal=info".
+
+    The level of all others has the name "". Raises `ValueError`, which says what is wrong.
+    """
+    found = {}
+    for part in (part.strip() for each in given for part in each.split(",")):
+        name, separator, level = part.rpartition("=")
+        if separator and name not in LOGGERS:
+            raise ValueError(
+                f"--log-level: unknown logger {name or 'without a name'}: write one of "
+                f"{', '.join(LOGGERS)}, or a level alone for all."
+            )
+        if level not in LOG_LEVELS:
+            raise ValueError(f"--log-level: {level}: write one of {', '.join(LOG_LEVELS)}.")
+        found[name] = level
+    return found
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to serve an app; `mcp-streams serve --help` says what each of them means.
 
@@ -160,6 +199,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...] = ()
     limits: dict[str, int | float] = {}
     json_log: bool = False
+    log_level: tuple[str, ...] = ()  # see `levels_of`
 
     @property
     def is_relay(self) -> bool:

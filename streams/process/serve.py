@@ -114,12 +114,13 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    operators = Operators(options)
+    operators, observers = Operators(options), Observers(server, options)
     with watched(options.watchdog_s, tool_namer(server)):
         async with trio.open_nursery() as nursery:
             if options.admin is not None:  # it answers before all else, and after it
                 await nursery.start(operators.serve_address, options.admin)
-            await _serve(server, options, operators, *how)
+            nursery.start_soon(observers.calls.run)  # to the end: a shutdown has much to tell
+            await _serve(server, options, operators, observers, *how)
             nursery.cancel_scope.cancel()
 
 
@@ -127,6 +128,7 @@ async def _serve(
     server: Servable,
     options: Options,
     operators: Operators,
+    observers: Observers,
     fds: tuple[int, int] | None,
     sockets: Sockets,
     guard: Guard,
@@ -134,7 +136,7 @@ async def _serve(
     down: trio.Event,
 ) -> None:
     notices, health = Notices(is_service=options.is_listening), operators.health
-    observers, patience = Observers(server, options), patience_of(options)
+    patience = patience_of(options)
     async with (
         _open_journal(options, server.limits) as (journal, keys),
         server.open(journal, keys.keyring, patience=patience, events=observers.events) as running,

@@ -143,7 +143,7 @@ def _facts(call: CallView) -> Region:
     facts: list[tuple[str, Markup | str | int | None]] = [
         ("State", calls.state(call)),
         ("Age", calls.age(call.began_at)),
-        ("Began", utc(call.began_at).replace("T", " ").rstrip("Z")),
+        ("Began", utc(call.began_at)[:19].replace("T", " ")),
         ("Took", None if ended is None else f"{ended - call.began_at:.1f} s"),
         ("Transport", call.transport or "none attached"),
         ("Principal", tag("bdi", call.principal)),

@@ -25,7 +25,7 @@ from streams.observe.tallies import ChildCounts, Tallies
 from tests.rigs.server import POSITIONS, House, Steps, open_house
 
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-# What a name ends with tells its unit; others are counts of what the name says.
+# The end of a name tells its unit; others are counts of what the name says.
 UNITS = ("_seconds", "_bytes", "_messages", "_total", "_info")
 BARE = {
     *("ready", "live", "asking", "questions_open", "attached", "ended", "evicted", "connections"),
