@@ -142,6 +142,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "The journal has no room for new calls: resume or cancel some, or try again later.",
     ),
     "unavailable": (INTERNAL_ERROR, "The journal cannot be read now: try again later."),
+    "draining": (
+        INTERNAL_ERROR,
+        "This server takes no new calls, because it is about to end: try again soon.",
+    ),
     "too_many_children": (
         INTERNAL_ERROR,
         "All children are at work: end other sessions, or try again later.",

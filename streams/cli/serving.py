@@ -95,6 +95,11 @@ class Keeping:
         Do the work in this process, even with --stdio and a journal.
     linger
         Seconds for which an idle owner waits for the next client, 0.5 at least.
+    grace
+        Seconds that running calls have to end after a SIGTERM, while no new ones are taken. A
+        second SIGTERM ends the server at once.
+    standby
+        Seconds to wait for a journal that another process owns; its clients are served then.
     watchdog
         Seconds after which the log names a tool that blocks the server; 0 for never.
     durability
@@ -117,6 +122,8 @@ class Keeping:
 
     foreground: bool = False
     linger: Seconds = 5.0
+    grace: Seconds = 0.0
+    standby: Seconds = 0.0
     watchdog: Seconds = 1.0
     durability: Durability = "power"
     max_message_bytes: int | None = None
@@ -131,7 +138,7 @@ class Keeping:
         limit = self.limit
         if self.max_message_bytes is not None:
             limit = (*limit, f"message_bytes_max={self.max_message_bytes}")
-        for name in ("linger", "watchdog"):
+        for name in ("linger", "grace", "standby", "watchdog"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name}: write seconds, 0 or more.")
         levels_of(self.log_level)
@@ -139,6 +146,8 @@ class Keeping:
             "stdio": True,
             "foreground": self.foreground,
             "linger_s": self.linger,
+            "grace_s": self.grace,
+            "standby_s": self.standby,
             "watchdog_s": self.watchdog,
             "durability": self.durability,
             "require_resume_token": self.require_resume_token,

@@ -15,6 +15,7 @@ import trio
 from streams.clock import wall
 from streams.engine.committer import CommitListener, Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
+from streams.engine.departure import Departure
 from streams.engine.events import (
     CallBegan,
     ConnectionClosed,
@@ -55,6 +56,9 @@ COMMIT_S: Final = 1.5
 DELIVER_S: Final = 0.5
 RELEASE_S: Final = 0.25
 CLOSE_S: Final = 1.25
+# A drain waits so long for the responses to requests that came just before it.
+SETTLE_S: Final = 2.0
+RETURN_S: Final = 0.5  # when a client that was refused by a drain tries again
 SHUTDOWN_S: Final = COMMIT_S + DELIVER_S + RELEASE_S + CLOSE_S
 
 
@@ -78,6 +82,10 @@ def _leave_event_loop() -> None:
 
 
 in_child(_leave_event_loop)
+
+
+async def _at_once(grace_s: float) -> None:
+    await trio.lowlevel.checkpoint()
 
 
 class Engine:
@@ -123,9 +131,13 @@ class Engine:
         self._young: dict[Connection, None] = {}  # those not watched yet, in the same order
         self._has_young = trio.lowlevel.ParkingLot()
         self._is_closing = False
-        # Set at the begin of a shutdown that other replicas go on after: no connection must be
-        # accepted from then on, so that balancers send clients to those.
-        self.leaving = trio.Event()
+        # Begins with a drain, and with a shutdown that other replicas go on after: no connection
+        # must be accepted from then on, so that balancers send clients to other processes.
+        self.departure = Departure()
+        # Called before a drain with its seconds, while connections are still accepted.
+        self.before_departure: Callable[[float], Awaitable[None]] = _at_once
+        self._grace: trio.CancelScope | None = None  # of a drain
+        self.ended = trio.Event()  # set once `shut_down` is over
         self._is_moving = False  # clients are sent to other replicas
         self._running = 0  # handlers
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
@@ -218,17 +230,27 @@ class Engine:
         self._nursery.start_soon(self._run, stream, handler)
 
     @property
+    def is_draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._grace is not None
+
+    @property
     def is_closing(self) -> bool:
         """Whether `shut_down` was called."""
         return self._is_closing
 
-    async def make_room(self, principal: str) -> None:
-        """Make room for one more stream of this principal.
+    async def make_room(self, session: Session) -> None:
+        """Make room for one more stream of this session's principal.
 
         Raises `Refusal` where a limit is reached, or the journal takes nothing new now.
         """
+        # A request over HTTP was accepted before the departure, and is the last of its connection.
+        is_late = self._is_closing or not isinstance(session, HttpSession)
+        if self.departure.has_begun and is_late:
+            raise refusal("draining", retryAfter=RETURN_S)
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
+        principal = session.principal
         self._committer.check(principal)
         if self._replicas is not None and self._replicas.leases.is_late:
             # Another replica may be about to claim, and would end the call as interrupted.
@@ -430,6 +452,35 @@ class Engine:
         await stream.rerun.begin()
         return await handler(stream)
 
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, wait up to `grace_s` seconds for those that run, and shut down.
+
+        A call that the next process continues is not waited for. If a drain is under way, this one
+        may end its wait earlier, and never later.
+        """
+        deadline = trio.current_time() + grace_s
+        if self._grace is not None or self._is_closing:
+            if self._grace is not None:
+                self._grace.deadline = min(self._grace.deadline, deadline)
+            await self.ended.wait()
+            return
+        with trio.CancelScope(deadline=deadline) as self._grace:
+            await self.before_departure(grace_s)
+            self.departure.begin()
+            if self._replicas is not None:
+                self._send_away_idle()
+            with trio.move_on_after(SETTLE_S):
+                await self.departure.settled()
+            while any(map(self._streams.ends_with_process, self._streams.index)):
+                await self._stirred.park()
+        await self.shut_down()
+
+    def _send_away_idle(self) -> None:
+        """Close the connections without a call: their clients go to another replica."""
+        for connection in list(self._connections):
+            if not (connection.is_response or connection.deliveries):
+                connection.hang_up()
+
     async def shut_down(self) -> None:
         """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later.
 
@@ -437,7 +488,7 @@ class Engine:
         """
         self._is_closing = True
         if self._replicas is not None:
-            self.leaving.set()
+            self.departure.begin()
         for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
                 self._streams.suspend(stream)
@@ -450,6 +501,7 @@ class Engine:
         with trio.move_on_after(CLOSE_S):
             while self._connections:
                 await self._stirred.park()
+        self.ended.set()
 
     async def _end_connections(self) -> None:
         """Send what is there, and close all connections."""
@@ -493,7 +545,9 @@ class Engine:
     @property
     def unready(self) -> str:
         """Why this process should get no new connections now; "" where it should."""
-        return "it is shutting down" if self._is_closing else self.why_no_commits
+        if self._is_closing:
+            return "it is shutting down"
+        return "it is draining: it takes no new calls" if self.is_draining else self.why_no_commits
 
     @property
     def why_no_commits(self) -> str:

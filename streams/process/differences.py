@@ -16,6 +16,8 @@ VALUE_LETTERS_MAX: Final = 60  # of a value that is told
 # users write. All others are agreed upon in the hello, or are no part of how clients are served.
 OF_OPTIONS: Final = {
     "--linger": "linger_s",
+    "--grace": "grace_s",
+    "--standby": "standby_s",
     "--watchdog": "watchdog_s",
     "--durability": "durability",
     "--lease": "lease_s",

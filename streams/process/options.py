@@ -189,6 +189,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     linger_s: float = 5.0
+    grace_s: float = 0.0  # for running calls to end, after a SIGTERM
+    standby_s: float = 0.0  # to wait for a journal that another process owns
     watchdog_s: float = 1.0  # 0: none
     durability: Durability = "power"
     require_resume_token: bool = False

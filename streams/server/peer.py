@@ -346,7 +346,7 @@ class Peer:
             connection.reply(messages.result(message.id, begun))
             return
         _check_length(begun.progress_token, "_meta.progressToken")
-        await self._engine.make_room(self.session.principal)
+        await self._engine.make_room(self.session)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         self._start(begun, received, line, connection, origin=message)
 
@@ -528,7 +528,7 @@ class Peer:
         mark: Mark | None = None,
     ) -> None:
         assert isinstance(message.id, int | str)
-        await self._engine.make_room(self.session.principal)
+        await self._engine.make_room(self.session)
         self.session.checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         # With a mark, `line` differs from `message`.

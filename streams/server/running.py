@@ -46,6 +46,14 @@ class RunningServer:
         """The names of the tools whose calls have not ended."""
         return self._backend.running_tools
 
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, let those that run end within `grace_s` seconds, and shut down.
+
+        Calls that a restart continues are not waited for. A second `drain` can only end the first
+        one earlier. `serve` ends its process then.
+        """
+        await self.engine.drain(grace_s)
+
     async def serve(self, channel: Channel) -> None:
         """Serve one connection until it ends."""
         try:
