@@ -113,6 +113,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         INVALID_PARAMS,
         "The client read too slowly and the stream is full: make the call again and read faster.",
     ),
+    "webhook_refused": (
+        INVALID_PARAMS,
+        "This server sends you no webhooks there: leave out _meta['mcp-streams/webhook'].",
+    ),
     "unsupported_revision": (
         INVALID_PARAMS,
         "Unsupported protocol version: initialize with one of those that are supported.",

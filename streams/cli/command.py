@@ -23,6 +23,7 @@ from streams.cli import (
     settings,
     token,
     tools,
+    webhook,
     wrap,
 )
 from streams.cli.base import BROKEN_PIPE, USAGE, app, complain
@@ -40,6 +41,7 @@ __all__ = [
     "serve",
     "token",
     "tools",
+    "webhook",
     "wrap",
 ]
 

@@ -20,6 +20,7 @@ from streams.process.options import (
     LogFormat,
     Options,
     Patience,
+    Webhooks,
     levels_of,
 )
 
@@ -288,12 +289,14 @@ NOWHERE: Final = Listening()
 USUALLY: Final = Keeping()
 PATIENT: Final = Waiting()
 UNSHARED: Final = Sharing()
+UNTOLD: Final = Webhooks()
 
 Doors = Annotated[Auth, Parameter(name="*")]
 Where = Annotated[Listening, Parameter(name="*")]
 How = Annotated[Keeping, Parameter(name="*")]
 Hosts = Annotated[Waiting, Parameter(name="*")]
 Replicas = Annotated[Sharing, Parameter(name="*")]
+Told = Annotated[Webhooks, Parameter(name="*")]
 
 
 def run(options: Options) -> int:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.clock import backoff_s
+from streams.engine.hooks import Hooks
 from streams.errors import (
     INTERNAL_ERROR,
     Full,
@@ -115,6 +116,7 @@ class Committer:
         self.listeners: tuple[CommitListener, ...] = ()
         # Of a shared journal: called with each change that it refuses. Returns what mends that.
         self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
+        self.hooks: Hooks | None = None  # makes webhooks, if there are any
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
         """Make a change durable, after all that were added before it.
@@ -280,6 +282,8 @@ class Committer:
         for tell in self.listeners:
             tell(trio.current_time() - began_at, changes)
         _tell(taken)
+        if self.hooks is not None:
+            self.hooks.committed()
         self._done.set()
         self._done = trio.Event()
 

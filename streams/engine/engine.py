@@ -24,6 +24,7 @@ from streams.engine.events import (
     ResumeRefused,
 )
 from streams.engine.framing import Framing
+from streams.engine.hooks import Hooks
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.index import Registry
 from streams.engine.operations import Operations
@@ -102,11 +103,13 @@ class Engine:
         restart_handler: RestartHandler,
         deferral_s: float,
         events: Events,
+        hooks: Hooks | None,
     ) -> None:
         self._journal = journal
         self.events = events
         self._restart_handler = restart_handler
         self._committer = Committer(journal)
+        self._committer.hooks = self._hooks = hooks
         self._failure: BaseException | None = None
         self._streams = Streams(
             journal, self._committer, keyring, limits, events=events, deferral_s=deferral_s
@@ -215,7 +218,12 @@ class Engine:
         preamble = partial(self.operations.announcements, stream, dialects)
         self._streams.defer(
             stream,
-            is_urgent=is_paged or is_once or (mark is not None and not is_repeatable),
+            is_urgent=(
+                is_paged
+                or is_once
+                or (mark is not None and not is_repeatable)
+                or (self._hooks is not None and self._hooks.wants(record))
+            ),
             # An HTTP response begins after a while, so that proxies and clients see it live.
             is_needless=not (is_reachable or mark is not None or connection.is_response),
         )
@@ -224,6 +232,14 @@ class Engine:
         )
         self._start(stream, handler)
         return stream
+
+    def check_webhook(self, url: Any, principal: str) -> None:
+        """Raise `Refusal` unless this caller may have its call's events sent to `url`."""
+        if self._hooks is None:
+            raise refusal("webhook_refused").saying(
+                "This server sends no webhooks: leave out _meta['mcp-streams/webhook']."
+            )
+        self._hooks.check(url, principal)
 
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
@@ -635,6 +651,7 @@ async def open_engine(
     restart_handler: RestartHandler = lambda _: None,
     deferral_s: float = DEFERRAL_S,
     events: Events | None = None,
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[Engine]:
     """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
@@ -642,7 +659,8 @@ async def open_engine(
     refuses a streamId without its resume token to any caller but the stream's own principal.
     `restart_handler` finds the handlers of restarted calls. A call that ends within `deferral_s`
     seconds is not stored. `events` may have listeners already, which then hear of the calls that a
-    restart has interrupted. Raises `JournalUnusable` where the journal cannot be used any more.
+    restart has interrupted. `hooks` makes webhooks. Raises `JournalUnusable` where the journal
+    cannot be used any more.
     """
     engine = Engine(
         journal,
@@ -653,6 +671,7 @@ async def open_engine(
         restart_handler=restart_handler,
         deferral_s=deferral_s,
         events=Events() if events is None else events,
+        hooks=hooks,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:

@@ -42,6 +42,7 @@ from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Option
 from streams.process.succession import handing_over, standing_by
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
+from streams.process.webhooks import open_webhooks
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from streams.server.storage import Keys, Place, import_client, open_storage
@@ -142,7 +143,10 @@ async def _serve(
     async with (
         standing_by(_file(options), options.standby_s, _addresses(options, sockets)) as standby,
         _open_journal(options, server.limits) as (journal, keys),
-        server.open(journal, keys.keyring, patience=patience, events=observers.events) as running,
+        open_webhooks(options, journal) as hooks,
+        server.open(
+            journal, keys.keyring, patience=patience, events=observers.events, hooks=hooks
+        ) as running,
         _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
@@ -172,6 +176,7 @@ async def _serve(
         registry = Registry(journal, running.engine)
         operators.add(*_operators_routes(running, registry))
         operators.add(*observers.watch(running, journal, registry, nursery))
+        operators.add(*observers.page(running, registry, operators.gate, nursery))
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)

@@ -385,6 +385,8 @@ class Peer:
         if token is not None:
             await self._deliver_page(message, token, params.meta.progress_token, connection)
             return
+        if params.meta.webhook is not msgspec.UNSET:
+            self._engine.check_webhook(params.meta.webhook, self.session.principal)
         patience = self._guests.patience
         if patience is not None:
             received = self._received(message, line)
