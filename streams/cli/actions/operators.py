@@ -394,6 +394,8 @@ async def _tail_all(source: Source, *, how: How) -> int:
         for call in reversed(page.calls):
             if known is not None and known.get(call.id) != now[call.id]:
                 _print_change(call, known.get(call.id), how)
+        if known is None:
+            say(f"{len(now):,} calls are there. Their changes from now on:")
         known = now
         await trio.sleep(how.every_s)
 

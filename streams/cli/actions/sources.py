@@ -34,7 +34,7 @@ class CannotLook(Exception):
 
 
 class Where(msgspec.Struct, frozen=True):
-    """What the user has named: a server's URL, or a journal."""
+    """The place that the user has named: a server's URL, or a journal."""
 
     admin: str | None = None
     journal: str | None = None

@@ -16,7 +16,7 @@ from streams.messages import Run
 class Snapshot:
     """The part of `streams.journal.contract.Journal` that reads, of a file that is not owned.
 
-    What is damaged is left out: `mcp-streams verify` tells of it.
+    Damaged streams are left out: `mcp-streams verify` tells of them.
     """
 
     def __init__(self, contents: Contents) -> None:
