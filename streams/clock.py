@@ -4,11 +4,23 @@ Intervals are measured by trio's clock, except in threads.
 """
 
 import time
+from functools import lru_cache
 
 
 def wall() -> float:
     """Seconds since 1970."""
     return time.time()
+
+
+def utc(at: float) -> str:
+    """A time of `wall`, as ISO 8601 with microseconds, in UTC."""
+    whole, micros = divmod(int(at * 1e6), 1_000_000)
+    return f"{_utc_second(whole)}.{micros:06d}Z"
+
+
+@lru_cache(maxsize=2)  # a log writes many lines in the same second
+def _utc_second(whole: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
 
 
 def steady() -> float:

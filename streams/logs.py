@@ -1,16 +1,27 @@
 """The log: as the application has configured structlog, else warnings on standard error.
 
 Never standard output, structlog's default: that may be a stdio transport, or a program's result.
+
+Each line has the name of its logger: the package below `streams` that has written it, or
+`transports`. `calls`, the log of calls (`streams.observe.calls`), writes so many lines that it
+renders them itself and leaves them here, to be written together.
 """
 
 import logging
+import os
 import re
+import select
+import stat
 import sys
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
+from io import UnsupportedOperation
 from typing import Any, Final
 
 import structlog
 
+from streams.forks import in_child
 from streams.turns import RateLimit
 
 REDACTED: Final = "[redacted]"
@@ -48,6 +59,14 @@ WARNINGS_PER_S: Final = 1.0
 # How many characters of a peer's own words a warning has.
 SAID_MAX: Final = 200
 
+# How many lines wait to be written together. If standard error is a pipe that nobody reads, the
+# lines above that are lost: they must not hold up the server.
+WAITING_LINES_MAX: Final = 5_000
+FILE_BYTES: Final = 64 * 1024  # in one write to a file; a pipe takes `PIPE_BUF` without waiting
+
+# Lines that these write belong to their caller.
+_HELPERS: Final = ("structlog", "streams.logs", "streams.faults")
+
 
 class Warnings:
     """Writes warnings about one peer, up to a limit."""
@@ -77,21 +96,59 @@ def escaped(text: str) -> str:
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
-    """The settings of structlog for standard error: in colour on a terminal, or as JSON lines."""
+def settings(
+    level: int, *, as_json: bool = False, levels: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """The settings of structlog for standard error: in colour on a terminal, or as JSON lines.
+
+    `levels` are those of loggers that have another than `level`.
+    """
     renderers = _json_lines() if as_json else [_console_renderer()]
+    levels = levels or {}
     return {
         "processors": [
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            _Naming(level, levels),
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
             _escape_values,
             *renderers,
             redacted,
         ],
-        "wrapper_class": structlog.make_filtering_bound_logger(level),
+        "wrapper_class": structlog.make_filtering_bound_logger(
+            min(level, *levels.values()) if levels else level
+        ),
     }
+
+
+class _Naming:
+    """Names the logger of a line, and drops the line if it is below the level of that logger."""
+
+    def __init__(self, level: int, levels: Mapping[str, int]) -> None:
+        self._level = level
+        self._levels = levels
+
+    def __call__(self, _: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
+        name = event.setdefault("logger", _room_of_caller())
+        level = logging.getLevelNamesMapping()[event["level"].upper()]
+        if level < self._levels.get(name, self._level):
+            raise structlog.DropEvent
+        return event
+
+
+def _room_of_caller() -> str:
+    frame = sys._getframe(1)
+    while (module := frame.f_globals.get("__name__", "")).startswith(_HELPERS):
+        assert frame.f_back is not None  # the log is called by a module of ours
+        frame = frame.f_back
+    return room_of(module)
+
+
+def room_of(module: str) -> str:
+    """The name of the logger that the lines of a module have."""
+    first, _, rest = module.partition(".")
+    return rest.partition(".")[0] if first == "streams" and rest else first
 
 
 class _StandardError:
@@ -100,23 +157,80 @@ class _StandardError:
     A line that cannot be written is lost: no place is left to tell it.
     """
 
+    def __init__(self) -> None:
+        # A deque, since threads write to the log as well.
+        self._waiting: deque[bytes] = deque()
+        self._lost = 0
+        in_child(self._waiting.clear)  # the parent writes them
+
     def write(self, text: str) -> None:
+        self.write_waiting()
         with suppress(OSError, ValueError):  # a ValueError: it was closed
             sys.stderr.write(text)
+
+    def add(self, line: bytes) -> None:
+        """Write this line with the next ones, when `write_waiting` or `write` is called next."""
+        if len(self._waiting) < WAITING_LINES_MAX:
+            self._waiting.append(line)
+        else:
+            self._lost += 1
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are lines that `write_waiting` would write."""
+        return bool(self._waiting)
+
+    def write_waiting(self) -> None:
+        """Write the lines that wait, as far as standard error takes them without waiting."""
+        if not self._waiting:
+            return
+        with suppress(OSError, ValueError):
+            try:
+                fd = sys.stderr.fileno()
+            except UnsupportedOperation:  # a program has replaced it
+                sys.stderr.write(self._taken(sys.maxsize).decode())
+                return
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+            room = select.poll()
+            room.register(fd, select.POLLOUT)
+            while self._waiting and room.poll(0):
+                os.write(fd, self._taken(FILE_BYTES if is_file else select.PIPE_BUF))
+        if self._lost and not self._waiting:
+            lost, self._lost = self._lost, 0
+            log.warning("lines of the log were lost: standard error was not read", lines=lost)
+
+    def _taken(self, size_max: int) -> bytes:
+        """The first lines, up to this size, but one at least."""
+        taken: list[bytes] = []
+        size = 0
+        with suppress(IndexError):  # another thread takes them, too
+            while not taken or size + len(self._waiting[0]) <= size_max:
+                taken.append(self._waiting.popleft())
+                size += len(taken[-1])
+        return b"".join(taken)
 
     def flush(self) -> None:
         with suppress(OSError, ValueError):
             sys.stderr.flush()
 
 
-_STANDARD_ERROR: Final[Any] = _StandardError()
+STANDARD_ERROR: Final = _StandardError()
+_FILE: Final[Any] = STANDARD_ERROR
 
 
-def log_to_stderr(level: int = logging.INFO, *, as_json: bool = False) -> None:
-    """Send this process's log to standard error, in colour on a terminal, or as JSON lines."""
+def log_to_stderr(
+    level: int = logging.INFO,
+    *,
+    as_json: bool = False,
+    levels: Mapping[str, int] | None = None,
+) -> None:
+    """Send this process's log to standard error, in colour on a terminal, or as JSON lines.
+
+    `levels` are those of loggers that have another than `level`.
+    """
     structlog.configure(
-        **settings(level, as_json=as_json),
-        logger_factory=structlog.WriteLoggerFactory(_STANDARD_ERROR),
+        **settings(level, as_json=as_json, levels=levels),
+        logger_factory=structlog.WriteLoggerFactory(_FILE),
     )
 
 
@@ -158,7 +272,7 @@ class _Log:
     def __getattr__(self, level: str) -> Any:
         if structlog.is_configured():
             return getattr(structlog.get_logger(), level)
-        logger = structlog.WriteLogger(_STANDARD_ERROR)
+        logger = structlog.WriteLogger(_FILE)
         return getattr(structlog.wrap_logger(logger, **settings(logging.WARNING)), level)
 
 

@@ -24,6 +24,7 @@ from streams.cli import (
     settings,
     token,
     tools,
+    webhook,
     wrap,
 )
 from streams.cli.base import BROKEN_PIPE, USAGE, app, complain
@@ -42,6 +43,7 @@ __all__ = [
     "serve",
     "token",
     "tools",
+    "webhook",
     "wrap",
 ]
 

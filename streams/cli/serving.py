@@ -13,7 +13,16 @@ from cyclopts import Parameter
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, checked_path, is_url
 from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
-from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
+from streams.process.options import (
+    Auth,
+    CannotServe,
+    KeepCancelled,
+    LogFormat,
+    Options,
+    Patience,
+    Webhooks,
+    levels_of,
+)
 
 ACKED_MAX: Final = 100  # no store has more replicas
 
@@ -87,6 +96,11 @@ class Keeping:
         Do the work in this process, even with --stdio and a journal.
     linger
         Seconds for which an idle owner waits for the next client, 0.5 at least.
+    grace
+        Seconds that running calls have to end after a SIGTERM, while no new ones are taken. A
+        second SIGTERM ends the server at once.
+    standby
+        Seconds to wait for a journal that another process owns; its clients are served then.
     watchdog
         Seconds after which the log names a tool that blocks the server; 0 for never.
     durability
@@ -98,17 +112,26 @@ class Keeping:
     require_resume_token
         Refuse a streamId without its resumeToken to any caller but the one that made the stream.
         Without this option the id is enough where that caller was anonymous.
+    log_level
+        The least severe lines that are logged: debug, info, warning, error or critical; for one
+        logger NAME=LEVEL, as calls=warning. By default info.
+    log_format
+        Write the log as text or as JSON lines.
     json
-        Write the log as JSON lines.
+        The same as --log-format json.
     """
 
     foreground: bool = False
     linger: Seconds = 5.0
+    grace: Seconds = 0.0
+    standby: Seconds = 0.0
     watchdog: Seconds = 1.0
     durability: Durability = "power"
     max_message_bytes: int | None = None
     limit: tuple[str, ...] = ()
     require_resume_token: bool = False
+    log_level: tuple[str, ...] = ()
+    log_format: LogFormat = "text"
     json: bool = False
 
     def options(self, **of_command: Any) -> Options:
@@ -116,18 +139,22 @@ class Keeping:
         limit = self.limit
         if self.max_message_bytes is not None:
             limit = (*limit, f"message_bytes_max={self.max_message_bytes}")
-        for name in ("linger", "watchdog"):
+        for name in ("linger", "grace", "standby", "watchdog"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name}: write seconds, 0 or more.")
+        levels_of(self.log_level)
         given: dict[str, Any] = {
             "stdio": True,
             "foreground": self.foreground,
             "linger_s": self.linger,
+            "grace_s": self.grace,
+            "standby_s": self.standby,
             "watchdog_s": self.watchdog,
             "durability": self.durability,
             "require_resume_token": self.require_resume_token,
             "limits": _limits(limit),
-            "json_log": self.json,
+            "json_log": self.json or self.log_format == "json",
+            "log_level": self.log_level,
         }
         return Options(**given | of_command)
 
@@ -262,12 +289,14 @@ NOWHERE: Final = Listening()
 USUALLY: Final = Keeping()
 PATIENT: Final = Waiting()
 UNSHARED: Final = Sharing()
+UNTOLD: Final = Webhooks()
 
 Doors = Annotated[Auth, Parameter(name="*")]
 Where = Annotated[Listening, Parameter(name="*")]
 How = Annotated[Keeping, Parameter(name="*")]
 Hosts = Annotated[Waiting, Parameter(name="*")]
 Replicas = Annotated[Sharing, Parameter(name="*")]
+Told = Annotated[Webhooks, Parameter(name="*")]
 
 
 def run(options: Options) -> int:
@@ -280,10 +309,9 @@ def run(options: Options) -> int:
 
             relay.run(options)
         else:
-            from streams import logs
-            from streams.process import serve
+            from streams.process import log, serve
 
-            logs.log_to_stderr(as_json=options.json_log)
+            log.log_as(options)
             serve.run(options)
     except CannotServe as error:
         return complain(str(error))

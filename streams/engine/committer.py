@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.clock import backoff_s
+from streams.engine.hooks import Hooks
 from streams.errors import (
     INTERNAL_ERROR,
     Full,
@@ -46,6 +47,10 @@ FEW_BYTES: Final = 4 * 1024  # a batch of a stream that is committed even with l
 LOOK_BYTES: Final = MIB  # of lines that are committed between two looks at the room
 LOOK_S: Final = 0.25
 SHORTAGE_S: Final = 0.25  # before streams that wait for room are tried again
+
+
+# Called after each commit, with the seconds that it took and its changes.
+CommitListener = Callable[[float, Sequence[Change]], None]
 
 
 class Source(Protocol):
@@ -108,8 +113,10 @@ class Committer:
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
+        self.listeners: tuple[CommitListener, ...] = ()
         # Of a shared journal: called with each change that it refuses. Returns what mends that.
         self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
+        self.hooks: Hooks | None = None  # makes webhooks, if there are any
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
         """Make a change durable, after all that were added before it.
@@ -269,9 +276,14 @@ class Committer:
         self._taken.set()
         self._taken = trio.Event()
         self._is_committing = True
+        began_at = trio.current_time()
         await self._commit(changes, taken)
         self._is_committing = False
+        for tell in self.listeners:
+            tell(trio.current_time() - began_at, changes)
         _tell(taken)
+        if self.hooks is not None:
+            self.hooks.committed()
         self._done.set()
         self._done = trio.Event()
 

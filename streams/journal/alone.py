@@ -21,6 +21,11 @@ class Alone:
     replica = ""
     lease_s = inf
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """See `Journal.sizes`."""
+        return {}
+
     async def find(self, stream: str) -> Record | None:
         """See `Lookups.find`."""
         raise NotImplementedError

@@ -143,6 +143,13 @@ class Journal(Lookups, Protocol):
     def anonymous_shortage(self) -> Shortage | None:
         """Whether the streams of all anonymous callers together near their limit; None if not."""
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many bytes its parts take, such as its file and the file's WAL, by their names.
+
+        Empty where that is unknown. It is quick, and asks neither a disk's content nor a store.
+        """
+
     async def claim(self, owner: str = "") -> Sequence[Record]:
         """Take over streams of `owner`: each record gets a new fence, which voids older leases.
 

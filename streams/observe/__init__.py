@@ -1,1 +1,1 @@
-"""Views of a server for its operators: the calls that live, and the events of calls."""
+"""Views of a server for its operators: the calls that live, and the log of calls."""

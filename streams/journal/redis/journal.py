@@ -154,6 +154,11 @@ class RedisJournal:
             "are left of what anonymous callers may have in it together",
         )
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """See `Journal.sizes`: of the streams of all replicas, as the last commit told."""
+        return {"streams": self._writer.bytes}
+
     def _limited(self, used: int, limit: int | None, where: str) -> Shortage | None:
         return _shortage(used, limit, where) if limit else None
 

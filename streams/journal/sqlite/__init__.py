@@ -39,7 +39,7 @@ Rules of the file:
 """
 
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -135,6 +135,10 @@ class SQLiteJournal(Alone):
     @property
     def anonymous_shortage(self) -> Shortage | None:
         return None if self._is_closed else self._store.anonymous_shortage
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self._store.sizes
 
     async def claim(self, owner: str = "") -> Sequence[Record]:
         self._check_open()

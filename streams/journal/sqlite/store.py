@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -254,6 +254,16 @@ class SQLiteStore:
     def anonymous_shortage(self) -> Shortage | None:
         """See `Journal.anonymous_shortage`. May be read while another thread commits."""
         return None if self._share is None else self._share.shortage
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """See `Journal.sizes`. May be read while another thread commits."""
+        wal = self._path.with_name(f"{self._path.name}-wal")
+        found = {}
+        for name, path in (("file", self._path), ("wal", wal)):
+            with suppress(OSError):  # closing the journal removes the WAL
+                found[name] = path.stat().st_size
+        return found
 
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         """See `Journal.sessions`."""

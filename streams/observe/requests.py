@@ -1,0 +1,73 @@
+"""The original request of a call, as those read it that count and trace calls.
+
+The words are a client's: they may be of any length and any type.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from streams.exchange import TraceHeaders
+
+CALL: Final = "tools/call"
+PROMPT: Final = "prompts/get"
+METHOD_LETTERS_MAX: Final = 100
+
+
+class _Meta(msgspec.Struct):
+    traceparent: Any = None
+    tracestate: Any = None
+    baggage: Any = None
+
+
+class _Params(msgspec.Struct):
+    name: Any = None
+    uri: Any = None
+    meta: _Meta | None = msgspec.field(default=None, name="_meta")
+
+
+class _Request(msgspec.Struct):
+    method: str = ""
+    params: _Params | None = None
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The original request of a call."""
+
+    method: str
+    target: str = ""  # the name of a tool or prompt
+    uri: str = ""  # of a resource
+    trace: TraceHeaders | None = None  # `params._meta` has W3C's names without a prefix (SEP-414)
+
+    @property
+    def tool(self) -> str:
+        """The tool; for a request that calls no tool, its method."""
+        return self.target if self.method == CALL else self.method
+
+    @classmethod
+    def of(cls, line: bytes) -> "Origin":
+        """Read the line of a request. Members of other types than MCP's count as absent."""
+        try:
+            request = _decode(line)
+        except ValueError:
+            return cls("")
+        params, method = request.params or _Params(), request.method[:METHOD_LETTERS_MAX]
+        return cls(
+            method,
+            _text(params.name) if method in (CALL, PROMPT) else "",
+            _text(params.uri),
+            _trace(params.meta),
+        )
+
+
+_decode: Final = msgspec.json.Decoder(_Request).decode
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _trace(meta: _Meta | None) -> TraceHeaders | None:
+    if meta is None or not isinstance(meta.traceparent, str):
+        return None
+    return TraceHeaders(meta.traceparent, _text(meta.tracestate), _text(meta.baggage))
