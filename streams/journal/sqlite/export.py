@@ -1,4 +1,4 @@
-"""What an export writes: lines of JSON, or tables for people who look with other tools.
+"""An export is lines of JSON, or tables for people who look with other tools.
 
     calls      one row a stream: stream (its number), method, tool, principal, outcome, created_at,
                ended_at, confirmed, last, sha256 (of the stream's id), request
