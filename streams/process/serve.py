@@ -176,6 +176,7 @@ async def _serve(
         registry = Registry(journal, running.engine)
         operators.add(*_operators_routes(running, registry))
         operators.add(*observers.watch(running, journal, registry, nursery))
+        operators.add(*observers.page(running, registry, operators.gate, nursery))
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)
@@ -214,6 +215,7 @@ async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple
         lease_s=options.lease_s,
         replicas_acked=options.replicas_acked,
         key_file=options.key_file,
+        is_compact=options.compact,
     )
     with _owning(options):
         async with open_storage(place, limits) as (journal, keys):
