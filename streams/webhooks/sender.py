@@ -45,7 +45,7 @@ LEASE_S: Final = 60.0  # longer than an attempt and the commit that follows it
 AT_ONCE: Final = 16  # attempts that are under way
 PER_RECEIVER: Final = 4  # of them: one that hangs must not keep all others waiting
 BUSY_S: Final = 5.0  # until a webhook to a receiver with so many is looked at again
-# The longest time between two looks at the journal. Replicas that die leave webhooks in a shared one.
+# The longest time between two looks at the journal. In a shared one, dead replicas leave webhooks.
 LOOK_S: Final = 600.0
 LOOK_SHARED_S: Final = 10.0
 RETRY_AFTER_MAX_S: Final = DAY_S
