@@ -113,6 +113,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         INVALID_PARAMS,
         "The client read too slowly and the stream is full: make the call again and read faster.",
     ),
+    "webhook_refused": (
+        INVALID_PARAMS,
+        "This server sends you no webhooks there: leave out _meta['mcp-streams/webhook'].",
+    ),
     "unsupported_revision": (
         INVALID_PARAMS,
         "Unsupported protocol version: initialize with one of those that are supported.",
@@ -142,6 +146,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "The journal has no room for new calls: resume or cancel some, or try again later.",
     ),
     "unavailable": (INTERNAL_ERROR, "The journal cannot be read now: try again later."),
+    "draining": (
+        INTERNAL_ERROR,
+        "This server takes no new calls, because it is about to end: try again soon.",
+    ),
     "too_many_children": (
         INTERNAL_ERROR,
         "All children are at work: end other sessions, or try again later.",

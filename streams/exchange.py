@@ -4,6 +4,7 @@
   messages. `transports` tells the promises that each of them keeps.
 - `Request`, `Responder`, `Endpoint`: one HTTP request and its response, without sockets. The
   listener of `transports.http` calls an endpoint, and so does its ASGI adapter.
+- `Departure`: the end of a server, which its listeners hear of.
 - `AsgiApp` is an endpoint as an ASGI server runs it.
 - `Admit` authenticates a request, and `Screen` may refuse it, by its head alone: then its body is
   not read.
@@ -311,6 +312,28 @@ body may have; None for the listener's limit. Raises `HttpError` to refuse the r
 AsgiMessage = MutableMapping[str, Any]
 AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
+
+
+class Departure(Protocol):
+    """The end of a server as its listeners see it: they accept nothing more, and answer what came.
+
+    A balancer sends a request to another process only if this one has not accepted the connection.
+    So the server waits for what was accepted before it ends: listeners and requests `enter`, and
+    `leave` when they are closed and when a response has begun.
+    """
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether nothing new is accepted any more."""
+
+    async def begun(self) -> None:
+        """Wait until it begins."""
+
+    def enter(self) -> None:
+        """One more listener, or request, that the server must wait for."""
+
+    def leave(self) -> None:
+        """The opposite of `enter`."""
 
 
 class AsgiApp(Protocol):

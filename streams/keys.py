@@ -71,6 +71,11 @@ def hashed(secret: str) -> str:
     return hashlib.sha256(_bytes(secret)).hexdigest()
 
 
+def new_webhook_secret() -> str:
+    """A secret that signs webhooks, as Standard Webhooks writes it."""
+    return f"whsec_{base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()}"
+
+
 def new_request_id() -> str:
     """An id for a request to the client: unique, even across restarts on one journal."""
     return secrets.token_urlsafe(12)

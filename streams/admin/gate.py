@@ -50,6 +50,10 @@ class Token:
         digest = hashlib.sha256(given.encode(errors="surrogateescape")).digest()
         return hmac.compare_digest(digest, self._digest)
 
+    def derived(self, purpose: bytes) -> bytes:
+        """A key for one purpose, which is void once the token changes."""
+        return hmac.new(self._digest, purpose, hashlib.sha256).digest()
+
 
 class TokenGate:
     """The gate of `--admin`: it wants the operator's token, or another proof of the operator.

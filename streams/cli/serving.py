@@ -20,6 +20,7 @@ from streams.process.options import (
     LogFormat,
     Options,
     Patience,
+    Webhooks,
     levels_of,
 )
 
@@ -95,6 +96,17 @@ class Keeping:
         Do the work in this process, even with --stdio and a journal.
     linger
         Seconds for which an idle owner waits for the next client, 0.5 at least.
+    grace
+        Seconds that running calls have to end after a SIGTERM, while no new ones are taken. A
+        second SIGTERM ends the server at once.
+    standby
+        Seconds to wait for a journal that another process owns; its clients are served then.
+    compact
+        Return the disk space of deleted messages while the server runs. Long messages cost more
+        then. A journal in a file that was made without it is written anew at the start.
+    keep_completed
+        Seconds for which calls that are over and need no delivery keep their status, a day by
+        default: the limits drained_s and tombstone_s.
     watchdog
         Seconds after which the log names a tool that blocks the server; 0 for never.
     durability
@@ -117,6 +129,10 @@ class Keeping:
 
     foreground: bool = False
     linger: Seconds = 5.0
+    grace: Seconds = 0.0
+    standby: Seconds = 0.0
+    compact: bool = False
+    keep_completed: Seconds | None = None
     watchdog: Seconds = 1.0
     durability: Durability = "power"
     max_message_bytes: int | None = None
@@ -131,7 +147,10 @@ class Keeping:
         limit = self.limit
         if self.max_message_bytes is not None:
             limit = (*limit, f"message_bytes_max={self.max_message_bytes}")
-        for name in ("linger", "watchdog"):
+        if self.keep_completed is not None:
+            kept = (f"drained_s={self.keep_completed}", f"tombstone_s={self.keep_completed}")
+            limit = (*kept, *limit)
+        for name in ("linger", "grace", "standby", "watchdog"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name}: write seconds, 0 or more.")
         levels_of(self.log_level)
@@ -139,6 +158,9 @@ class Keeping:
             "stdio": True,
             "foreground": self.foreground,
             "linger_s": self.linger,
+            "grace_s": self.grace,
+            "standby_s": self.standby,
+            "compact": self.compact,
             "watchdog_s": self.watchdog,
             "durability": self.durability,
             "require_resume_token": self.require_resume_token,
@@ -279,12 +301,14 @@ NOWHERE: Final = Listening()
 USUALLY: Final = Keeping()
 PATIENT: Final = Waiting()
 UNSHARED: Final = Sharing()
+UNTOLD: Final = Webhooks()
 
 Doors = Annotated[Auth, Parameter(name="*")]
 Where = Annotated[Listening, Parameter(name="*")]
 How = Annotated[Keeping, Parameter(name="*")]
 Hosts = Annotated[Waiting, Parameter(name="*")]
 Replicas = Annotated[Sharing, Parameter(name="*")]
+Told = Annotated[Webhooks, Parameter(name="*")]
 
 
 def run(options: Options) -> int:

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.clock import backoff_s
+from streams.engine.hooks import Hooks
 from streams.errors import (
     INTERNAL_ERROR,
     Full,
@@ -115,6 +116,7 @@ class Committer:
         self.listeners: tuple[CommitListener, ...] = ()
         # Of a shared journal: called with each change that it refuses. Returns what mends that.
         self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
+        self.hooks: Hooks | None = None  # makes webhooks, if there are any
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
         """Make a change durable, after all that were added before it.
@@ -166,10 +168,13 @@ class Committer:
     def why_not(self) -> str:
         """Why the journal takes nothing now; "" while it takes changes.
 
-        A shortage of room is no reason: clients must come in to confirm what they have.
+        A shortage of room is no reason: clients must come in to confirm what they have. Nor is a
+        store that is away, which is away for all replicas: see `Leases.is_late`.
         """
         trouble = self._trouble
-        return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
+        if trouble is None or isinstance(trouble, StoreAway):
+            return ""
+        return f"the journal takes nothing new now ({trouble})"
 
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.
@@ -280,6 +285,8 @@ class Committer:
         for tell in self.listeners:
             tell(trio.current_time() - began_at, changes)
         _tell(taken)
+        if self.hooks is not None:
+            self.hooks.committed()
         self._done.set()
         self._done = trio.Event()
 

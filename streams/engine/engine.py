@@ -15,8 +15,10 @@ import trio
 from streams.clock import wall
 from streams.engine.committer import CommitListener, Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
+from streams.engine.departure import Departure
 from streams.engine.events import Events, ResumeRefused
 from streams.engine.framing import Framing
+from streams.engine.hooks import Hooks
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.index import Registry
 from streams.engine.operations import Operations
@@ -49,6 +51,9 @@ COMMIT_S: Final = 1.5
 DELIVER_S: Final = 0.5
 RELEASE_S: Final = 0.25
 CLOSE_S: Final = 1.25
+# A drain waits so long for the responses to requests that came just before it.
+SETTLE_S: Final = 2.0
+RETURN_S: Final = 0.5  # when a client that was refused by a drain tries again
 SHUTDOWN_S: Final = COMMIT_S + DELIVER_S + RELEASE_S + CLOSE_S
 
 
@@ -74,6 +79,10 @@ def _leave_event_loop() -> None:
 in_child(_leave_event_loop)
 
 
+async def _at_once(grace_s: float) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 class Engine:
     """Streams, sessions and connections over one journal. Made by `open_engine`."""
 
@@ -88,11 +97,13 @@ class Engine:
         restart_handler: RestartHandler,
         deferral_s: float,
         events: Events,
+        hooks: Hooks | None,
     ) -> None:
         self._journal = journal
         self.events = events
         self._restart_handler = restart_handler
         self._committer = Committer(journal)
+        self._committer.hooks = self._hooks = hooks
         self._failure: BaseException | None = None
         self._streams = Streams(
             journal, self._committer, keyring, limits, events=events, deferral_s=deferral_s
@@ -117,9 +128,13 @@ class Engine:
         self._young: dict[Connection, None] = {}  # those not watched yet, in the same order
         self._has_young = trio.lowlevel.ParkingLot()
         self._is_closing = False
-        # Set at the begin of a shutdown that other replicas go on after: no connection must be
-        # accepted from then on, so that balancers send clients to those.
-        self.leaving = trio.Event()
+        # Begins with a drain, and with a shutdown that other replicas go on after: no connection
+        # must be accepted from then on, so that balancers send clients to other processes.
+        self.departure = Departure()
+        # Called before a drain with its seconds, while connections are still accepted.
+        self.before_departure: Callable[[float], Awaitable[None]] = _at_once
+        self._grace: trio.CancelScope | None = None  # of a drain
+        self.ended = trio.Event()  # set once `shut_down` is over
         self._is_moving = False  # clients are sent to other replicas
         self._running = 0  # handlers
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
@@ -196,7 +211,12 @@ class Engine:
         preamble = partial(self.operations.announcements, stream, dialects)
         self._streams.defer(
             stream,
-            is_urgent=is_paged or is_once or (mark is not None and not is_repeatable),
+            is_urgent=(
+                is_paged
+                or is_once
+                or (mark is not None and not is_repeatable)
+                or (self._hooks is not None and self._hooks.wants(record))
+            ),
             # An HTTP response begins after a while, so that proxies and clients see it live.
             is_needless=not (is_reachable or mark is not None or connection.is_response),
         )
@@ -206,22 +226,40 @@ class Engine:
         self._start(stream, handler)
         return stream
 
+    def check_webhook(self, url: Any, principal: str) -> None:
+        """Raise `Refusal` unless this caller may have its call's events sent to `url`."""
+        if self._hooks is None:
+            raise refusal("webhook_refused").saying(
+                "This server sends no webhooks: leave out _meta['mcp-streams/webhook']."
+            )
+        self._hooks.check(url, principal)
+
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
         self._nursery.start_soon(self._run, stream, handler)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._grace is not None
 
     @property
     def is_closing(self) -> bool:
         """Whether `shut_down` was called."""
         return self._is_closing
 
-    async def make_room(self, principal: str) -> None:
-        """Make room for one more stream of this principal.
+    async def make_room(self, session: Session) -> None:
+        """Make room for one more stream of this session's principal.
 
         Raises `Refusal` where a limit is reached, or the journal takes nothing new now.
         """
+        # A request over HTTP was accepted before the departure, and is the last of its connection.
+        is_late = self._is_closing or not isinstance(session, HttpSession)
+        if self.departure.has_begun and is_late:
+            raise refusal("draining", retryAfter=RETURN_S)
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
+        principal = session.principal
         self._committer.check(principal)
         if self._replicas is not None and self._replicas.leases.is_late:
             # Another replica may be about to claim, and would end the call as interrupted.
@@ -423,6 +461,35 @@ class Engine:
         await stream.rerun.begin()
         return await handler(stream)
 
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, wait up to `grace_s` seconds for those that run, and shut down.
+
+        A call that the next process continues is not waited for. If a drain is under way, this one
+        may end its wait earlier, and never later.
+        """
+        deadline = trio.current_time() + grace_s
+        if self._grace is not None or self._is_closing:
+            if self._grace is not None:
+                self._grace.deadline = min(self._grace.deadline, deadline)
+            await self.ended.wait()
+            return
+        with trio.CancelScope(deadline=deadline) as self._grace:
+            await self.before_departure(grace_s)
+            self.departure.begin()
+            if self._replicas is not None:
+                self._send_away_idle()
+            with trio.move_on_after(SETTLE_S):
+                await self.departure.settled()
+            while any(map(self._streams.ends_with_process, self._streams.index)):
+                await self._stirred.park()
+        await self.shut_down()
+
+    def _send_away_idle(self) -> None:
+        """Close the connections without a call: their clients go to another replica."""
+        for connection in list(self._connections):
+            if not (connection.is_response or connection.deliveries):
+                connection.hang_up()
+
     async def shut_down(self) -> None:
         """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later.
 
@@ -430,7 +497,7 @@ class Engine:
         """
         self._is_closing = True
         if self._replicas is not None:
-            self.leaving.set()
+            self.departure.begin()
         for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
                 self._streams.suspend(stream)
@@ -443,6 +510,7 @@ class Engine:
         with trio.move_on_after(CLOSE_S):
             while self._connections:
                 await self._stirred.park()
+        self.ended.set()
 
     async def _end_connections(self) -> None:
         """Send what is there, and close all connections."""
@@ -486,7 +554,9 @@ class Engine:
     @property
     def unready(self) -> str:
         """Why this process should get no new connections now; "" where it should."""
-        return "it is shutting down" if self._is_closing else self.why_no_commits
+        if self._is_closing:
+            return "it is shutting down"
+        return "it is draining: it takes no new calls" if self.is_draining else self.why_no_commits
 
     @property
     def why_no_commits(self) -> str:
@@ -574,6 +644,7 @@ async def open_engine(
     restart_handler: RestartHandler = lambda _: None,
     deferral_s: float = DEFERRAL_S,
     events: Events | None = None,
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[Engine]:
     """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
@@ -581,7 +652,8 @@ async def open_engine(
     refuses a streamId without its resume token to any caller but the stream's own principal.
     `restart_handler` finds the handlers of restarted calls. A call that ends within `deferral_s`
     seconds is not stored. `events` may have listeners already, which then hear of the calls that a
-    restart has interrupted. Raises `JournalUnusable` where the journal cannot be used any more.
+    restart has interrupted. `hooks` makes webhooks. Raises `JournalUnusable` where the journal
+    cannot be used any more.
     """
     engine = Engine(
         journal,
@@ -592,6 +664,7 @@ async def open_engine(
         restart_handler=restart_handler,
         deferral_s=deferral_s,
         events=Events() if events is None else events,
+        hooks=hooks,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:

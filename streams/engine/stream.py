@@ -18,6 +18,7 @@ import trio
 from streams import messages
 from streams.clock import wall
 from streams.engine.committer import Committer
+from streams.engine.hooks import Hooks
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import LIVE, Event, ProgressToken, Question, StreamState
 from streams.engine.posts import Taker
@@ -282,8 +283,8 @@ class Stream:
         # Called before a client that waits at another replica displaces the one that is attached.
         self.on_displace: Callable[[Stream], None] | None = None
         self.short_name = ""  # by which a client at another replica can find it
-        # Responses that their clients must not continue, at no replica: why, by the names of the
-        # session and of the grant.
+        # Responses that their clients must not continue, at any replica: `superseded` by another
+        # session or `cancelled` by their own. By the names of the session and of the grant.
         self.ended_responses: dict[tuple[str, str], str] | None = None
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
         # `is_evicted`, a later load makes another object of the same stream.
@@ -631,7 +632,21 @@ class Stream:
 
     def take(self) -> list[Append]:
         """The batch, as changes for the journal."""
-        return list(iter(partial(self.state.take, self.record.fence), None))
+        taken = list(iter(partial(self.state.take, self.record.fence), None))
+        hooks = self._committer.hooks
+        return taken if hooks is None else [self._told(hooks, each) for each in taken]
+
+    def _told(self, hooks: Hooks, append: Append) -> Append:
+        """The change with the webhooks that tell of it."""
+        questions = []
+        # A delivery whose peer is silent is detached in all but name.
+        if self.delivery is None or self.state.idle_since is not None:
+            first, last = append.run.seq, append.run.last
+            asked = self.state.questions.values()
+            questions = [each.line for each in asked if first <= each.seq <= last]
+        if not (questions or append.outcome.is_end):
+            return append
+        return hooks.told(self.record, append, questions)
 
     def committed(self, seq: int) -> None:
         """The record and everything up to `seq` are durable, and may be delivered."""
@@ -831,8 +846,6 @@ class Stream:
 
         `response` is its name among the grants of the session, and `why` a reason of refusals.
         """
-        if not self.record.owner:
-            return  # `Granted.ended` tells
         if self.ended_responses is None:
             self.ended_responses = {}
         self.ended_responses[session, response] = why

@@ -307,14 +307,20 @@ class Streams:
 
     def suspend(self, stream: Stream) -> None:
         """The process ends: the call ends as well, or waits for its restart."""
-        if stream.rerun is None or not stream.is_reachable:
+        if self.ends_with_process(stream):
             self.interrupt(stream)
-        else:
+        elif stream.rerun is not None:
             if self.events.is_heard and not stream.is_suspended:
                 self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()
             stream.scope.cancel()
+
+    @staticmethod
+    def ends_with_process(stream: Stream) -> bool:
+        """Whether this is a call that runs, and that no other process can continue."""
+        is_live = stream.state.outcome is Outcome.LIVE
+        return is_live and (stream.rerun is None or not stream.is_reachable)
 
     def cancel(self, stream: Stream, *, is_told: bool = False) -> None:
         """The client cancels the call. With `is_told` an operator does, and the client is told."""

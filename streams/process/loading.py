@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from streams.engine.events import Events
+from streams.engine.hooks import Hooks
 from streams.journal.contract import Journal
 from streams.journal.ownership import hello_path
 from streams.keys import Keyring
@@ -54,6 +55,7 @@ class Servable(Protocol):
         *,
         patience: PatienceSettings | None = None,
         events: Events | None = None,
+        hooks: Hooks | None = None,
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run it, for the length of a block."""
 
@@ -79,6 +81,7 @@ class Hosted:
         *,
         patience: PatienceSettings | None = None,
         events: Events | None = None,
+        hooks: Hooks | None = None,
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run the backend, for the length of a block."""
         return open_backend(
@@ -89,6 +92,7 @@ class Hosted:
             require_resume_token=self._require_resume_token,
             patience=patience,
             events=events,
+            hooks=hooks,
         )
 
 

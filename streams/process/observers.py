@@ -3,12 +3,18 @@
 Each observer is made before the engine, so that it hears of the calls that a restart interrupts.
 """
 
+from collections.abc import Sequence
+
 import trio
 
+from streams.admin.changes import Changes
 from streams.admin.endpoint import Route
+from streams.admin.gate import TokenGate
 from streams.admin.metrics import metrics_route
+from streams.admin.page.routes import LivePage
 from streams.engine.events import Events
 from streams.journal.contract import Journal
+from streams.observe.history import History
 from streams.observe.registry import Registry
 from streams.observe.tallies import Renderer, Tallies
 from streams.process.loading import Hosted, Servable
@@ -24,10 +30,13 @@ class Observers:
         self.events = Events()
         self.calls = call_log(options, self.events)
         self.tallies: Tallies | None = None
+        self.history: History | None = None
         self._child_counts = server.child_counts if isinstance(server, Hosted) else None
         if options.admin is not None:
             self.tallies = Tallies(are_names_ours=not isinstance(server, Hosted))
             self.events.listen(self.tallies.hear)
+            self.history = History(self.tallies)
+            self.events.listen(self.history.hear)
 
     def watch(
         self, running: RunningServer, journal: Journal, registry: Registry, nursery: trio.Nursery
@@ -38,6 +47,17 @@ class Observers:
         self.tallies.listen(running.engine)
         nursery.start_soon(self.tallies.run)
         return [metrics_route(self._renderer(running, journal, registry, self.tallies))]
+
+    def page(
+        self, running: RunningServer, registry: Registry, gate: TokenGate, nursery: trio.Nursery
+    ) -> Sequence[Route]:
+        """The operator's page, with a task of `nursery` that keeps the recent past."""
+        if self.history is None:
+            return ()
+        page = LivePage(registry, self.history, gate, Changes(registry, running.engine))
+        self.events.listen(page.hear)
+        nursery.start_soon(self.history.run, registry.live)
+        return page.routes
 
     def _renderer(
         self, running: RunningServer, journal: Journal, registry: Registry, tallies: Tallies

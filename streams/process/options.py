@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -93,6 +94,44 @@ class Auth:
     def is_required(self) -> bool:
         """Whether callers are authenticated."""
         return self.auth_tokens is not None or self.auth_jwks is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Webhooks:
+    """Messages to other programs when a call ends, or asks while no client is attached.
+
+    Parameters
+    ----------
+    webhook
+        A URL that gets the events of all calls, by Standard Webhooks: call.completed, call.failed
+        and call.question.
+    webhook_secret_file
+        The file with the secrets that sign webhooks, "whsec_…", one a line. By default one is made
+        beside the journal, and the log says where.
+    webhook_allow
+        Where authenticated callers may have the events of their calls sent: a host, or the
+        beginning of a URL.
+    webhook_content
+        Put results, errors and questions into webhooks, up to 16 KiB each.
+    webhook_private
+        Send webhooks to addresses that are not public too, and without TLS.
+    """
+
+    webhook: tuple[str, ...] = ()
+    webhook_secret_file: Path | None = None
+    webhook_allow: tuple[str, ...] = ()
+    webhook_content: bool = False
+    webhook_private: bool = False
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the URLs that get the events of all calls."""
+        return tuple(urlsplit(url).netloc for url in self.webhook)
+
+    @property
+    def are_on(self) -> bool:
+        """Whether any webhook may have to be sent."""
+        return bool(self.webhook or self.webhook_allow)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -189,12 +228,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     linger_s: float = 5.0
+    grace_s: float = 0.0  # for running calls to end, after a SIGTERM
+    compact: bool = False
+    standby_s: float = 0.0  # to wait for a journal that another process owns
     watchdog_s: float = 1.0  # 0: none
     durability: Durability = "power"
     require_resume_token: bool = False
     insecure_anonymous: bool = False
     patience: Patience = Patience()
     auth: Auth = Auth()
+    webhooks: Webhooks = Webhooks()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     limits: dict[str, int | float] = {}

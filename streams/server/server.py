@@ -12,6 +12,7 @@ import trio
 
 from streams import messages
 from streams.engine.events import Events
+from streams.engine.hooks import Hooks
 from streams.engine.notices import resource_updated
 from streams.engine.posts import Notice
 from streams.engine.streams import DEFERRAL_S
@@ -346,13 +347,14 @@ class Server:
         *,
         patience: PatienceSettings | None = None,
         events: Events | None = None,
+        hooks: Hooks | None = None,
     ) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
 
         `patience` is for clients that do not wait for long (`streams.backends.PatienceSettings`).
         `events` (`streams.engine.events`) tell what happens to calls; listen to them before.
-        Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
-        `LifespanFailed` where that fails.
+        `hooks` makes webhooks (`streams.webhooks`). Leaving the block shuts the server down within
+        4 s, and then leaves the lifespan. Raises `LifespanFailed` where that fails.
         """
         if not trio.lowlevel.in_trio_task():
             raise RuntimeError(
@@ -369,6 +371,7 @@ class Server:
             announce_after_s=self.announce_after_s,
             patience=patience,
             events=events,
+            hooks=hooks,
         ) as running:
             self._running.add(running)
             try:

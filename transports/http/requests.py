@@ -274,6 +274,10 @@ class Requests:
         self._is_answered = True
         return head + body if self._may_have_body else head
 
+    def close(self) -> None:
+        """The connection ends with the response that follows."""
+        self._is_alone = True
+
     def begin(self, status: int, headers: Headers) -> bytes:
         """The head of a response of unknown length: chunked, or until the connection closes."""
         if _names_close(headers):

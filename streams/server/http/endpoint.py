@@ -150,7 +150,7 @@ class HttpEndpoint:
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.deadline = asked_at + HELD_S
             nursery.start_soon(give_up_after, responder.gone)
-            nursery.start_soon(give_up_after, self._engine.leaving.wait)
+            nursery.start_soon(give_up_after, self._engine.departure.begun)
             await patiently(ask)
             is_answered = True
             nursery.cancel_scope.cancel()

@@ -1,0 +1,162 @@
+"""Open questions of a call: shown to all operators, with a form where they may answer.
+
+The fields of an elicitation's form are those of its schema. Other requests are answered with JSON.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from streams.admin.page.html import Markup, join, tag
+from streams.exchange import HttpError
+from streams.observe.registry import OpenQuestion
+
+FIELDS_MAX: Final = 50  # of one question
+OPTIONS_MAX: Final = 200  # of one field
+LETTERS_MAX: Final = 10_000  # of one answer
+PARAMS_LETTERS_MAX: Final = 4_000  # of a question that is shown as JSON
+ELICITATION: Final = "elicitation/create"
+PREFIX: Final = "field "  # of the names of fields, which a schema chooses
+_SIMPLE: Final = frozenset(["string", "number", "integer", "boolean"])
+
+
+def shown(question: OpenQuestion, number: int, form: Markup | None) -> Markup:
+    """A question, and the form for its answer."""
+    params = _params(question)
+    message = params.get("message")
+    if isinstance(message, str):
+        told = tag("p", tag("bdi", message[:LETTERS_MAX]))
+    else:
+        text = msgspec.json.format(msgspec.json.encode(params), indent=2).decode()
+        told = tag("pre", text[:PARAMS_LETTERS_MAX])
+    heading = tag("h3", f"{question.method}, message {question.seq}", class_="asks")
+    return tag("section", heading, told, form, class_="question", id=f"question-{number}")
+
+
+def form(question: OpenQuestion, number: int, action: str, hidden: Markup) -> Markup:
+    """The form for the answer."""
+    fields = fields_of(question)
+    if fields is None:
+        controls = join(
+            [
+                tag(
+                    "label",
+                    tag("span", "Result, as JSON"),
+                    tag("textarea", name="result", required=True, id=f"result-{number}"),
+                ),
+                tag("div", _button("answer", "Answer", class_="first")),
+            ]
+        )
+    else:
+        controls = join(
+            [
+                *(_field(name, about, number, at) for at, (name, about) in enumerate(fields)),
+                tag(
+                    "div",
+                    _button("accept", "Accept", class_="first"),
+                    _button("decline", "Decline", formnovalidate=True),
+                    _button("cancel", "Dismiss", formnovalidate=True),
+                ),
+            ]
+        )
+    return tag("form", hidden, controls, method="post", action=action)
+
+
+def fields_of(question: OpenQuestion) -> list[tuple[str, dict[str, Any]]] | None:
+    """The fields that the form of an elicitation wants; None if it is to be answered with JSON."""
+    params = _params(question)
+    if question.method != ELICITATION or params.get("mode", "form") not in ("form", "url"):
+        return None
+    schema = params.get("requestedSchema")
+    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    if not isinstance(properties, dict) or len(properties) > FIELDS_MAX:
+        return None
+    found = [(name, about) for name, about in properties.items() if isinstance(about, dict)]
+    if len(found) < len(properties) or not all(about.get("type") in _SIMPLE for _, about in found):
+        return None
+    wanted = schema.get("required", ()) if isinstance(schema, dict) else ()
+    return [(name, {**about, "is_wanted": name in (wanted or ())}) for name, about in found]
+
+
+def answer_of(question: OpenQuestion, given: dict[str, str]) -> dict[str, Any]:
+    """The result that a form has for a question. Raises `HttpError`."""
+    action = given.get("action", "")
+    fields = fields_of(question)
+    if fields is None:
+        try:
+            result = msgspec.json.decode(given.get("result", ""))
+        except ValueError as error:
+            raise HttpError(400, f"The result is no JSON: {error}.") from None
+        if not isinstance(result, dict):
+            raise HttpError(400, "The result is no JSON object: write {…}.")
+        return result
+    if action not in ("accept", "decline", "cancel"):
+        raise HttpError(400, "Accept, decline or dismiss the question.")
+    if action != "accept":
+        return {"action": action}
+    content: dict[str, Any] = {}
+    for name, about in fields:
+        text = given.get(f"{PREFIX}{name}", "")
+        if about["type"] == "boolean":
+            content[name] = text == "on"
+        elif text or about["is_wanted"]:
+            content[name] = _value(name, about["type"], text)
+    return {"action": action, "content": content}
+
+
+def _value(name: str, type_: str, text: str) -> str | int | float:
+    if type_ == "string":
+        return text[:LETTERS_MAX]
+    try:
+        return int(text) if type_ == "integer" else float(text)
+    except ValueError:
+        raise HttpError(400, f"{name}: write a number.") from None
+
+
+def _field(name: str, about: dict[str, Any], number: int, at: int) -> Markup:
+    title = about.get("title") if isinstance(about.get("title"), str) else name
+    label = tag("span", tag("bdi", title))
+    attributes: dict[str, Any] = {"name": f"{PREFIX}{name}", "id": f"field-{number}-{at}"}
+    wanted = bool(about["is_wanted"])
+    default = about.get("default")
+    choices = about.get("enum")
+    if about["type"] == "boolean":
+        box = tag("input", type="checkbox", checked=default is True, **attributes)
+        return tag("label", box, label, class_="inline")
+    if isinstance(choices, list):
+        options = [
+            tag("option", each, value=each, selected=each == default)
+            for each in choices[:OPTIONS_MAX]
+            if isinstance(each, str)
+        ]
+        if not wanted:
+            options.insert(0, tag("option", "", value=""))
+        return tag("label", label, tag("select", *options, required=wanted, **attributes))
+    if isinstance(default, str | int | float) and not isinstance(default, bool):
+        attributes["value"] = default
+    is_number = about["type"] != "string"
+    return tag(
+        "label",
+        label,
+        tag(
+            "input",
+            type="number" if is_number else "text",
+            step=("1" if about["type"] == "integer" else "any") if is_number else None,
+            maxlength=None if is_number else LETTERS_MAX,
+            required=wanted,
+            autocomplete="off",
+            **attributes,
+        ),
+    )
+
+
+def _button(value: str, name: str, **attributes: Any) -> Markup:
+    return tag("button", name, name="action", value=value, **attributes)
+
+
+def _params(question: OpenQuestion) -> dict[str, Any]:
+    try:
+        params = msgspec.json.decode(question.params)
+    except ValueError:
+        return {}
+    return params if isinstance(params, dict) else {}

@@ -1,0 +1,44 @@
+// What a page of the server cannot do itself: ages that grow, and the news that it is gone.
+"use strict";
+(() => {
+  const AGE_EVERY_MS = 1000;
+  const units = [[86400, "d"], [3600, "h"], [60, "min"]];
+
+  function shown(seconds) {
+    for (const [size, unit] of units) {
+      if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
+    }
+    return `${Math.max(0, Math.floor(seconds))} s`;
+  }
+
+  // The server's clock may differ from this one: the page has its time.
+  const clock = document.getElementById("clock");
+  const ahead = clock === null ? 0 : Number(clock.dataset.now) - Date.now() / 1000;
+
+  function grow() {
+    const now = Date.now() / 1000 + ahead;
+    for (const age of document.querySelectorAll("time[data-since]")) {
+      const text = shown(now - Number(age.dataset.since));
+      if (age.textContent !== text) age.textContent = text;
+    }
+  }
+
+  function tell(isHere) {
+    const told = document.getElementById("connection");
+    if (told === null || told.dataset.state === (isHere ? "live" : "lost")) return;
+    told.dataset.state = isHere ? "live" : "lost";
+    const time = new Date().toLocaleTimeString();
+    told.textContent = isHere ? "Live" : `Server lost at ${time}; trying again`;
+    document.body.classList.toggle("is-lost", !isHere);
+  }
+
+  document.addEventListener("htmx:sseOpen", () => tell(true));
+  document.addEventListener("htmx:sseError", () => tell(false));
+  document.addEventListener("htmx:sseMessage", grow);
+  document.addEventListener("submit", (event) => {
+    const question = event.target.dataset.confirm;
+    if (question && !window.confirm(question)) event.preventDefault();
+  });
+  grow();
+  window.setInterval(grow, AGE_EVERY_MS);
+})();
