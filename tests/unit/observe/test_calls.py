@@ -24,7 +24,7 @@ TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 
 
 class Told:
-    """What was written to standard error."""
+    """All that was written to standard error."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
