@@ -122,10 +122,7 @@ class Metrics:
         yield _gauges("journal_bytes", "Bytes of the journal, by part.", "part", journal.sizes)
         if self._bytes_max:
             yield _gauge("journal_limit_bytes", "The limit on these bytes.", self._bytes_max)
-        if journal.replica:
-            yield _gauge(
-                "replicas", "Replicas that live, as this one knows them.", engine.replicas_alive
-            )
+        yield _gauge("replicas", "Processes that share the journal.", engine.replicas_alive)
         if waiting is not None:
             yield _gauge("webhooks_queued", "Webhooks that wait to be sent.", waiting)
 

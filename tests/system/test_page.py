@@ -25,7 +25,7 @@ from tests.wire.verbs import POSITIONS, Started, ack, start
 APP: Final = f"{ROOT / 'tests/rigs/operated.py'}:server"
 PICTURES: Final = ROOT / ".pictures"
 TOKEN: Final = "operator-token-0123456789"
-# What happens is seen within a second. A busy machine may take longer: `SEEN_S=1` is the claim.
+# Each event is seen within a second. A busy machine may take longer: `SEEN_S=1` is the claim.
 SEEN_S: Final = float(os.environ.get("SEEN_S", "10"))
 SIZES: Final = {"desktop": DESKTOP, "phone": PHONE}
 _URL: Final = re.compile(r"http://127\.0\.0\.1:(\d+)/health/ready")

@@ -29,7 +29,7 @@ OPEN_METRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.
 UNITS = ("_seconds", "_bytes", "_messages", "_total", "_info")
 BARE = {
     *("ready", "live", "asking", "questions_open", "attached", "ended", "evicted", "connections"),
-    *("sessions", "store_up", "journal_short", "webhooks_queued", "children"),
+    *("sessions", "store_up", "journal_short", "webhooks_queued", "children", "replicas"),
 }
 
 
