@@ -108,7 +108,7 @@ class _Changed(msgspec.Struct):
 
 
 class _Feed:
-    """What one operator has not been told yet."""
+    """The news for one operator: calls and counts that were not sent yet."""
 
     def __init__(self, registry: Registry, watched: set[str]) -> None:
         self._registry = registry
