@@ -16,9 +16,8 @@ from typing import Final
 import msgspec
 import trio
 
-from streams.admin.api import query_of
 from streams.admin.changes import Answering, Changes
-from streams.admin.endpoint import Route
+from streams.admin.endpoint import Route, query_of
 from streams.admin.gate import TokenGate
 from streams.admin.page import call as one_call
 from streams.admin.page import calls
