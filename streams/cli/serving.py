@@ -101,6 +101,12 @@ class Keeping:
         second SIGTERM ends the server at once.
     standby
         Seconds to wait for a journal that another process owns; its clients are served then.
+    compact
+        Return the disk space of deleted messages while the server runs. Long messages cost more
+        then. A journal in a file that was made without it is written anew at the start.
+    keep_completed
+        Seconds for which calls that are over and need no delivery keep their status, a day by
+        default: the limits drained_s and tombstone_s.
     watchdog
         Seconds after which the log names a tool that blocks the server; 0 for never.
     durability
@@ -127,6 +133,8 @@ class Keeping:
     linger: Seconds = 5.0
     grace: Seconds = 0.0
     standby: Seconds = 0.0
+    compact: bool = False
+    keep_completed: Seconds | None = None
     watchdog: Seconds = 1.0
     durability: Durability = "power"
     max_message_bytes: int | None = None
@@ -142,6 +150,9 @@ class Keeping:
         limit = self.limit
         if self.max_message_bytes is not None:
             limit = (*limit, f"message_bytes_max={self.max_message_bytes}")
+        if self.keep_completed is not None:
+            kept = (f"drained_s={self.keep_completed}", f"tombstone_s={self.keep_completed}")
+            limit = (*kept, *limit)
         for name in ("linger", "grace", "standby", "watchdog"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name}: write seconds, 0 or more.")
@@ -152,6 +163,7 @@ class Keeping:
             "linger_s": self.linger,
             "grace_s": self.grace,
             "standby_s": self.standby,
+            "compact": self.compact,
             "watchdog_s": self.watchdog,
             "durability": self.durability,
             "require_resume_token": self.require_resume_token,

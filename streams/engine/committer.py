@@ -168,10 +168,13 @@ class Committer:
     def why_not(self) -> str:
         """Why the journal takes nothing now; "" while it takes changes.
 
-        A shortage of room is no reason: clients must come in to confirm what they have.
+        A shortage of room is no reason: clients must come in to confirm what they have. Nor is a
+        store that is away, which is away for all replicas: see `Leases.is_late`.
         """
         trouble = self._trouble
-        return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
+        if trouble is None or isinstance(trouble, StoreAway):
+            return ""
+        return f"the journal takes nothing new now ({trouble})"
 
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.

@@ -197,11 +197,8 @@ class Session:
             own = displaced.taken_ids
         return self._taken[request_id] > (request_id in own)
 
-    def cancel_response(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
-        """Continue no response to this resume: its client wants it no more.
-
-        Returns the streams and the names of such responses.
-        """
+    def responses_to(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
+        """The streams and the names of the responses to a resume with this id."""
         return ()
 
     def has_begun(self, stream: Stream) -> bool:
@@ -243,7 +240,7 @@ class EventIds(Protocol):
 class Granted:
     """The right of a client to resume one response by the ids of its events."""
 
-    __slots__ = ("ended", "grant", "is_call", "is_wait", "stop")
+    __slots__ = ("grant", "is_call", "is_wait", "stop")
 
     def __init__(
         self, grant: Grant | None, *, is_call: bool = False, is_wait: bool = False
@@ -252,9 +249,6 @@ class Granted:
         self.is_wait = is_wait  # see `Delivery`
         self.is_call = is_call or grant is None  # else it is the response to a resume
         self.stop: int | None = None  # the seq of its last message, once that was handed
-        # Why the response has ended before the stream: `superseded` by another session, or
-        # `cancelled` by its own.
-        self.ended = ""
 
     @property
     def name(self) -> str:
@@ -497,7 +491,6 @@ class Delivery:
     def end_response(self, why: str) -> None:
         """The client must not continue the HTTP response that this is, if it is one."""
         if self.granted is not None:
-            self.granted.ended = why
             self.stream.end_response(self.reader.name, self.granted.name, why)
 
     def end(self, reason: str) -> None:

@@ -293,6 +293,7 @@ class Replicas:
         if (delivery := followed.delivery) is None:
             return
         assert isinstance(delivery, Delivery)
+        stream.ended_responses = followed.ended_responses
         if self._streams.index.get(stream.id) is stream and stream.delivery is None:
             stream.newest = max(stream.newest, delivery.number - 1)  # it keeps its number
             delivery.move(stream)

@@ -101,14 +101,13 @@ class HttpSession(Session):
         # a stream is not known after a restart, so it is not known here either.
         return self.is_anonymous or stream in self._begun
 
-    def cancel_response(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
-        cancelled = []
-        for named in self.streams.values():
-            for name, granted in named.granted.items():
-                if granted.reply_id == request_id:
-                    granted.ended = "cancelled"
-                    cancelled.append((named.stream, name))
-        return cancelled
+    def responses_to(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
+        return [
+            (named.stream, name)
+            for named in self.streams.values()
+            for name, granted in named.granted.items()
+            if granted.reply_id == request_id
+        ]
 
     def attach(self, delivery: Delivery) -> None:
         if delivery.reply_id is None and not self.is_anonymous:

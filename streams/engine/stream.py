@@ -285,8 +285,8 @@ class Stream:
         # Called before a client that waits at another replica displaces the one that is attached.
         self.on_displace: Callable[[Stream], None] | None = None
         self.short_name = ""  # by which a client at another replica can find it
-        # Responses that their clients must not continue, at no replica: why, by the names of the
-        # session and of the grant.
+        # Responses that their clients must not continue, at any replica: `superseded` by another
+        # session or `cancelled` by their own. By the names of the session and of the grant.
         self.ended_responses: dict[tuple[str, str], str] | None = None
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
         # `is_evicted`, a later load makes another object of the same stream.
@@ -854,8 +854,6 @@ class Stream:
 
         `response` is its name among the grants of the session, and `why` a reason of refusals.
         """
-        if not self.record.owner:
-            return  # `Granted.ended` tells
         if self.ended_responses is None:
             self.ended_responses = {}
         self.ended_responses[session, response] = why

@@ -12,6 +12,8 @@ from streams.messages import Message, Run
 SHOWN_BYTES_MAX: Final = 64 * 1024  # a longer message is told without its content
 TEXT_LETTERS_MAX: Final = 300
 
+NULL: Final = msgspec.Raw(b"null")
+
 Kind = Literal["progress", "log", "notification", "question", "page", "result", "error"]
 
 # In the order in which they are told.
@@ -32,14 +34,14 @@ _BY_METHOD: Final[dict[str, Kind]] = {
 
 
 class MessageView(msgspec.Struct, frozen=True, rename="camel"):
-    """One message of a call. `message` is None where it is too long to be shown."""
+    """One message of a call. `message` is null where it is too long to be shown."""
 
     seq: int
     kind: Kind
     method: str
     size: int  # bytes
     text: str  # one line of its content
-    message: msgspec.Raw | None
+    message: msgspec.Raw
 
 
 def views(runs: Iterable[Run], pages: Sequence[int] = ()) -> list[MessageView]:
@@ -56,7 +58,7 @@ def view(seq: int, line: bytes, *, is_page: bool = False) -> MessageView:
     try:
         message = messages.look(line)
     except ValueError:
-        return MessageView(seq, "notification", "", len(line), "(unreadable)", None)
+        return MessageView(seq, "notification", "", len(line), "(unreadable)", NULL)
     kind: Kind = "page" if is_page else kind_of(message)
     is_shown = len(line) <= SHOWN_BYTES_MAX
     return MessageView(
@@ -65,7 +67,7 @@ def view(seq: int, line: bytes, *, is_page: bool = False) -> MessageView:
         method=message.method if isinstance(message.method, str) else "",
         size=len(line),
         text=_text(kind, message) if is_shown else f"({len(line):,} bytes)",
-        message=msgspec.Raw(line.rstrip()) if is_shown else None,
+        message=msgspec.Raw(line.rstrip()) if is_shown else NULL,
     )
 
 
@@ -140,7 +142,7 @@ def _of_result(result: Any) -> str:
 
 
 def _raw(found: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw:
-    return msgspec.Raw(b"null") if found is msgspec.UNSET else found
+    return NULL if found is msgspec.UNSET else found
 
 
 def _json(value: Any) -> str:

@@ -357,7 +357,7 @@ class Registry:
     def _of_record(self, record: Record) -> CallView:
         stream = None if self._engine is None else self._engine.here(record.stream)
         connection = None if stream is None else connection_of(stream)
-        live: State = "running" if self._is_served else "stopped"
+        live: State = "running" if self._is_served or record.owner else "stopped"
         restart = record.restart
         return CallView(
             id=record.stream[:ID_LETTERS],

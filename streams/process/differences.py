@@ -18,6 +18,7 @@ OF_OPTIONS: Final = {
     "--linger": "linger_s",
     "--grace": "grace_s",
     "--standby": "standby_s",
+    "--compact": "compact",
     "--watchdog": "watchdog_s",
     "--durability": "durability",
     "--lease": "lease_s",

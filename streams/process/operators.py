@@ -78,7 +78,7 @@ class Operators:
 
     async def _serve_path(self, path: Path, task_status: trio.TaskStatus[None]) -> None:
         self._read_given_token()
-        kept = self._keep_token(str(path))
+        kept = self._keep_token(_absolute(path))
         with _listener_at(path) as sockets:
             async with trio.open_nursery() as nursery:
                 await nursery.start(partial(_serve, self._endpoints[0], sockets=sockets), "", 0)
@@ -153,6 +153,10 @@ async def _serve(
         sockets=sockets,
         task_status=task_status,
     )
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)
 
 
 def _token_told(file: Path | None) -> dict[str, str]:

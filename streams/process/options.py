@@ -229,6 +229,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: Path | None = None
     linger_s: float = 5.0
     grace_s: float = 0.0  # for running calls to end, after a SIGTERM
+    compact: bool = False
     standby_s: float = 0.0  # to wait for a journal that another process owns
     watchdog_s: float = 1.0  # 0: none
     durability: Durability = "power"

@@ -215,6 +215,7 @@ async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple
         lease_s=options.lease_s,
         replicas_acked=options.replicas_acked,
         key_file=options.key_file,
+        is_compact=options.compact,
     )
     with _owning(options):
         async with open_storage(place, limits) as (journal, keys):

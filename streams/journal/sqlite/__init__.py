@@ -31,7 +31,8 @@ Rules of the file:
   (`streams.journal.sqlite.reader`).
 - Readers leave no transaction open, because the WAL could then never start over. A thread and the
   commits keep the WAL within 64 MiB (`streams.journal.sqlite.checkpoints`); closing empties it.
-- The file does not shrink. Pages of deleted lines are used again; `secure_delete` overwrites them
+- The file does not shrink, unless it is compact (`streams.journal.sqlite.compaction`). Pages of
+  deleted lines are used again; `secure_delete` overwrites them
   with zeros first. It is off by default: trimming is then 4.8 times cheaper, and only the file's
   owner can read it. Acked lines may stay in the log until it is full or closed.
 - With `durability="power"` a commit survives a power failure, at the cost of an fsync. With
@@ -40,18 +41,19 @@ Rules of the file:
 
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
 import trio
 
-from streams.errors import JournalError, JournalUnusable
+from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.journal.alone import Alone
 from streams.journal.contract import Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.sqlite.compaction import compact
 from streams.journal.sqlite.file import APPLICATION_ID, SCHEMA_VERSION
 from streams.journal.sqlite.store import SQLiteStore
 from streams.journal.sqlite.tables import SQLiteLookups
@@ -226,6 +228,11 @@ class SQLiteJournal(Alone):
         self._check_open()
         return look_up(self._store.lookups)
 
+    async def shrink(self, bytes_max: int) -> None:
+        """See `SQLiteStore.shrink`. While the file is locked or full, it does nothing."""
+        with suppress(Unavailable, Full):
+            await self._thread.run(lambda: self._store.shrink(bytes_max))
+
     async def aclose(self) -> None:
         if self._is_closed:
             await trio.lowlevel.checkpoint()
@@ -248,6 +255,7 @@ async def open_sqlite_journal(
     bytes_max: int | None = None,
     anonymous_bytes_max: int | None = None,
     file_bytes_max: int | None = None,
+    is_compact: bool = False,
 ) -> AsyncIterator[SQLiteJournal]:
     """Open the journal at `path`, and own it until the end of the block; see `SQLiteStore`."""
 
@@ -259,6 +267,7 @@ async def open_sqlite_journal(
             bytes_max=bytes_max,
             anonymous_bytes_max=anonymous_bytes_max,
             file_bytes_max=file_bytes_max,
+            is_compact=is_compact,
         )
 
     with closing(JobThread("mcp-streams journal")) as thread:
@@ -266,6 +275,15 @@ async def open_sqlite_journal(
             store = await thread.run(open_store)
         journal = SQLiteJournal(store, thread)
         try:
-            yield journal
+            async with _compacted(journal, store) if is_compact else nullcontext():
+                yield journal
         finally:
             await journal.aclose()
+
+
+@asynccontextmanager
+async def _compacted(journal: SQLiteJournal, store: SQLiteStore) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(compact, store.measure, journal.shrink)
+        yield
+        nursery.cancel_scope.cancel()

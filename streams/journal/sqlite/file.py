@@ -12,6 +12,7 @@ import msgspec
 from sqlite_utils import Database, Migrations
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.journal.sqlite import compaction
 from streams.limits import Durability
 
 APPLICATION_ID: Final = 0x6D637073  # "mcps", in the header of every journal
@@ -189,12 +190,14 @@ def create_file(path: Path) -> None:
         raise JournalUnusable(f"{path} cannot be created: {error}.") from error
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
+def prepare(connection: sqlite3.Connection, path: Path, *, is_compact: bool = False) -> None:
     """Make sure that the file is a journal with the newest schema; set it up if it is empty."""
     is_new, version = recognized(connection, path)
     _keep_private(path)
     if is_new:
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    if is_compact:
+        compaction.prepare(connection)
     if version < SCHEMA_VERSION:
         _migrate(connection)
 

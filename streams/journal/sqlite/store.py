@@ -17,6 +17,7 @@ from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
+from streams.journal.sqlite.compaction import cut
 from streams.journal.sqlite.disk import Presence, Room, Share, small_disk
 from streams.journal.sqlite.file import (
     BUSY_READ_MS,
@@ -72,6 +73,7 @@ class SQLiteStore:
         anonymous_bytes_max: int | None = None,
         file_bytes_max: int | None = None,
         budget: Budget | None = None,
+        is_compact: bool = False,
     ) -> None:
         """Open the journal at `path`, or create it.
 
@@ -79,7 +81,8 @@ class SQLiteStore:
         `bytes_max` replaces that and limits the file and its WAL together: an eighth of it, at most
         64 MiB, is for the WAL, which may exceed that by one commit of up to 49 MiB. On a small disk
         both are smaller. `anonymous_bytes_max` limits the streams of all anonymous callers
-        together.
+        together. With `is_compact` the file can be compacted by `shrink`; an older file is
+        written anew first.
 
         Raises `JournalUnusable`, which says what to do, if the file is owned by another process,
         belongs to another program, is damaged, newer or not writable, or if its disk has less than
@@ -109,7 +112,7 @@ class SQLiteStore:
             create_file(path)
             with translated(path):
                 self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
-                prepare(self._writer, path)
+                prepare(self._writer, path, is_compact=is_compact)
                 configure(self._writer, path, durability, secure_delete, file_bytes_max)
                 check_files(path)  # SQLite opens -wal and -shm, which others may have made since
                 index.open()
@@ -263,7 +266,27 @@ class SQLiteStore:
         for name, path in (("file", self._path), ("wal", wal)):
             with suppress(OSError):  # closing the journal removes the WAL
                 found[name] = path.stat().st_size
+        with suppress(JournalError):  # a commit reports it
+            found["unused"] = self.measure()[1]
         return found
+
+    def measure(self) -> tuple[int, int]:
+        """The bytes of the file after the last commit, and how many of them are unused."""
+        with translated(self._path):
+            pages, unused, page_bytes = (
+                self._reader.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return pages * page_bytes, unused * page_bytes
+
+    def shrink(self, bytes_max: int) -> None:
+        """Return so many unused bytes of a compact file to the file system, at most."""
+        if self._failure is not None:
+            raise JournalUnusable(self._failure)
+        self._checkpoints.make_room(2 * bytes_max)
+        with translated(self._path):
+            cut(self._writer, bytes_max)
+        self._checkpoints.committed()
 
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         """See `Journal.sessions`."""

@@ -259,6 +259,12 @@ def _owner(principal: str) -> bytes:
     return hashlib.sha256(principal.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
+def ids_beginning_with(prefix: str, limit: int) -> tuple[str, str, str, int]:
+    """The query, with its parameters, for the ids that begin with these letters."""
+    query = "SELECT stream FROM streams WHERE stream >= ? AND stream < ? ORDER BY stream LIMIT ?"
+    return query, prefix, f"{prefix}\U0010ffff", limit
+
+
 def overlaid(found: Record, tail: Tail | None) -> Record:
     """Complete a record of the tables by its tail: the log may have later changes of it."""
     now = None if tail is None else tail.record
@@ -306,11 +312,7 @@ class SQLiteLookups:
         return [overlaid(record, tails.get(record.stream)) for record in found]
 
     def beginning_with(self, prefix: str, limit: int) -> Sequence[str]:
-        found = self._all(
-            "SELECT stream FROM streams WHERE stream >= ? AND stream < ? ORDER BY stream LIMIT ?",
-            *(prefix, f"{prefix}\U0010ffff", limit),
-        )
-        return [row[0] for row in found]
+        return [row[0] for row in self._all(*ids_beginning_with(prefix, limit))]
 
     def principal_of(self, stream: str) -> str | None:
         # For an unknown id the next row is read and dropped, so that timing leaks nothing.

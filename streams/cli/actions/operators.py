@@ -1,0 +1,413 @@
+"""The actions of `ls`, `show`, `tail`, `stats`, and of `cancel` for operators."""
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, get_args
+
+import msgspec
+import trio
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from streams import logs
+from streams.cli.actions.admin_client import CannotAsk
+from streams.cli.actions.output import as_json_text, harmless, print_aligned, say
+from streams.cli.actions.sources import CannotLook, Source, Where, source_of
+from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, GONE, USAGE, complain, nearest
+from streams.clock import wall
+from streams.errors import first_of
+from streams.observe.details import CallDetail
+from streams.observe.lines import MessageView, in_words
+from streams.observe.registry import ALL, CallView, Page, State, Wanted
+
+COLUMNS: Final = ("call", "tool", "state", "age", "pending", "client", "principal")
+NARROW: Final = ("tool", "principal")  # columns that are folded where the window is narrow
+LISTED_AT_ONCE: Final = 500  # of a journal that is counted
+TAILED_CALLS: Final = 200  # the newest calls, whose changes are told
+MESSAGES_AT_ONCE: Final = 500
+
+
+class How(msgspec.Struct, frozen=True):
+    """How a command shows what it finds."""
+
+    watch: bool = False
+    every_s: float = 1.0
+    json: bool = False
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The options of `ls`."""
+
+    states: tuple[str, ...] = ()
+    text: str = ""
+    limit: int = 50
+
+    @property
+    def wanted(self) -> Wanted:
+        """The calls that are wanted. Raises `CannotLook`."""
+        given = [each for state in self.states for each in state.split(",")]
+        known = get_args(State)
+        for each in given:
+            if each not in known:
+                raise CannotLook(f"--state: unknown {each}{nearest(each, known)}")
+        wanted = Wanted(frozenset(msgspec.convert(given, list[State])), self.text)
+        return ALL if wanted == ALL else wanted
+
+
+Look = Callable[[Source], Awaitable[Any]]
+Draw = Callable[[Any], RenderableType]
+
+
+def ls(where: Where, asked: Asked, how: How) -> int:
+    """List calls; return the exit code."""
+
+    async def look(source: Source) -> Page:
+        return await calls_of(source, asked.wanted, asked.limit)
+
+    return _run(where, partial(_shown, look=look, draw=table_of, how=how))
+
+
+def show(where: Where, prefix: str, how: How) -> int:
+    """Show one call; return the exit code."""
+
+    async def look(source: Source) -> CallDetail:
+        return await source.call(prefix)
+
+    return _run(where, partial(_shown, look=look, draw=card_of, how=how))
+
+
+def stats(where: Where, how: How) -> int:
+    """Count what lives; return the exit code."""
+    return _run(where, partial(_shown, look=_counted, draw=counts_of, how=how))
+
+
+def tail(where: Where, prefix: str | None, lines: int, how: How) -> int:
+    """Print messages of a call, or changes of all calls, as they come; return the exit code."""
+    if prefix is None:
+        return _run(where, partial(_tail_all, how=how))
+    return _run(where, partial(_tail_call, prefix=prefix, lines=lines, how=how))
+
+
+def cancel(where: Where, prefix: str, *, as_json: bool) -> int:
+    """Cancel a call; return the exit code."""
+
+    async def ask(source: Source) -> int:
+        if source.client is None:
+            raise CannotLook(f"No process serves {source.name}, so no call of it runs.")
+        done = await source.client.post("calls", prefix, "cancel")
+        if as_json:
+            print(as_json_text(done))
+        else:
+            print(harmless(f"The call {done['cancelled']} is cancelled."))
+        return DONE
+
+    return _run(where, ask)
+
+
+def _run(where: Where, action: Callable[[Source], Awaitable[int]]) -> int:
+    """Run an action on the source that the user means; say what is wrong."""
+    logs.log_to_stderr(logging.WARNING)
+
+    async def run() -> int:
+        return await action(source_of(where))
+
+    failure: BaseException | None = None
+    code = DETACHED
+    try:
+        code = trio.run(run)
+    except* KeyboardInterrupt:
+        pass  # the usual end of --watch
+    except* (CannotLook, CannotAsk) as errors:
+        failure = first_of(errors)
+    return code if failure is None else complain(failure, _exit_code(failure))
+
+
+def _exit_code(error: BaseException | None) -> int:
+    if isinstance(error, CannotAsk):
+        return {0: CANNOT_CONNECT, 404: GONE, 409: GONE}.get(error.status, USAGE)
+    return USAGE
+
+
+# Looking once, or again and again
+
+
+async def _shown(source: Source, *, look: Look, draw: Draw, how: How) -> int:
+    if not how.watch:
+        _print(await look(source), draw, how)
+    elif how.json or not sys.stdout.isatty():
+        while True:
+            _print(await look(source), draw, how)
+            await trio.sleep(how.every_s)
+    else:
+        with Live(console=_console(), screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(draw(await look(source)), refresh=True)
+                await trio.sleep(how.every_s)
+    return DONE
+
+
+def _print(found: Any, draw: Draw, how: How) -> None:
+    if how.json:
+        print(as_json_text(found), flush=True)
+        return
+    drawn = draw(found)
+    if sys.stdout.isatty() or not isinstance(drawn, _Rows):
+        _console().print(drawn)
+    else:
+        print_aligned(drawn.columns, drawn.rows)
+        sys.stdout.flush()
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+
+
+class _Rows:
+    """A table: for a terminal by rich, else for programs that read lines."""
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str]],
+        *,
+        narrow: Sequence[str] = (),
+        title: str = "",
+    ) -> None:
+        self.columns = columns
+        self.rows = [[safe(cell) for cell in row] for row in rows]
+        self._narrow = narrow
+        self._title = title
+
+    def __rich__(self) -> Table:
+        table = Table(box=None, pad_edge=False, caption=self._title or None, caption_justify="left")
+        for column in self.columns:
+            is_narrow = column in self._narrow
+            table.add_column(column, no_wrap=True, overflow="ellipsis" if is_narrow else "fold")
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
+
+
+def safe(text: str) -> str:
+    """A peer's text for one cell: in one line, and without characters that control a terminal."""
+    return harmless(" ".join(text.split()))
+
+
+# ls
+
+
+async def calls_of(source: Source, wanted: Wanted, limit: int) -> Page:
+    """The newest calls that are wanted, as many pages as that takes."""
+    found: list[CallView] = []
+    before: int | None = None
+    while len(found) < limit:
+        page = await source.calls(before, limit - len(found), wanted)
+        found += page.calls
+        before = page.before
+        if before is None:
+            break
+    return Page(tuple(found), before)
+
+
+def table_of(page: Page) -> RenderableType:
+    """The table of `ls`."""
+    more = f"{len(page.calls):,} calls; older ones with --limit" if page.before else ""
+    return _Rows(COLUMNS, map(_row, page.calls), narrow=NARROW, title=more)
+
+
+def _row(call: CallView) -> Sequence[str]:
+    pending = f"{call.pending:,}" if call.pending else ""
+    return (
+        call.id,
+        call.tool,
+        call.state,
+        in_time(wall() - call.began_at),
+        pending,
+        call.transport or ("" if call.state not in ("running", "asking") else "away"),
+        call.principal,
+    )
+
+
+def in_time(seconds: float) -> str:
+    """A duration in its two largest units: 3m 20s."""
+    left = max(0, int(seconds))
+    found: list[str] = []
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not found):
+            found.append(f"{count}{unit}")
+    return " ".join(found[:2])
+
+
+# show
+
+
+def card_of(call: CallDetail) -> RenderableType:
+    """The lines of `show`."""
+    now = wall()
+    rows = [
+        ("call", f"{call.id}  number {call.number}"),
+        ("tool", call.tool),
+        ("state", _state(call)),
+        ("principal", call.principal),
+        ("client", _client(call, now)),
+        ("began", f"{in_time(now - call.began_at)} ago"),
+    ]
+    if call.ended_at is not None:
+        rows.append(("ended", f"{in_time(now - call.ended_at)} ago"))
+    rows.append(("messages", _marks(call)))
+    if call.owner:
+        rows.append(("replica", call.owner))
+    if call.restarts is not None:
+        rows.append(("restarts", f"{call.restarts} without progress"))
+    rows += [("question", f"{each.method} {_asked(each.params)}") for each in call.questions]
+    rows.append(("", missed_in_words(call)))
+    return _Lines(rows)
+
+
+class _Lines:
+    """Names and values, a line each."""
+
+    def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
+        self._rows = [(name, safe(value)) for name, value in rows]
+
+    def __rich__(self) -> Text:
+        return Text("\n".join(f"{name:<10} {value}".strip() for name, value in self._rows))
+
+
+def missed_in_words(call: CallDetail) -> str:
+    """The sentence about the messages that the client has not confirmed."""
+    if call.state in ("abandoned", "cancelled"):
+        return "Its messages are deleted."
+    if not call.pending:
+        return "You missed nothing."
+    told = in_words(call.missed)
+    if call.uncounted:
+        told = f"{told}{', ' if told else ''}{call.uncounted:,} not counted"
+    return f"You missed {call.pending:,}: {told}."
+
+
+def _state(call: CallView) -> str:
+    if call.state == "stopped":
+        return "stopped: no process serves it; a server that opens the journal ends or restarts it"
+    return f"{call.state}, waits for an answer" if call.questions else call.state
+
+
+def _client(call: CallView, now: float) -> str:
+    if call.connection is not None:
+        return f"{call.transport}, connection {call.connection}"
+    if call.expires_at is None:
+        return "none here"
+    left = in_time(call.expires_at - now)
+    if call.ended_at is not None and not call.pending:
+        return f"none; the call is remembered for {left}"
+    return f"away; the call is abandoned in {left} unless it comes back"
+
+
+def _marks(call: CallView) -> str:
+    written = "" if call.written is None else f"{call.written:,} written, "
+    return (
+        f"{call.numbered:,} numbered, {call.durable:,} durable, {call.handed:,} handed, {written}"
+        f"{call.delivered:,} delivered"
+    )
+
+
+def _asked(params: msgspec.Raw) -> str:
+    asked = msgspec.json.decode(params)
+    message = asked.get("message") if isinstance(asked, dict) else None
+    return message if isinstance(message, str) else bytes(params).decode(errors="replace")
+
+
+# stats
+
+
+async def _counted(source: Source) -> dict[str, Any]:
+    """The counts of a server, or of the calls in a journal."""
+    if source.client is not None:
+        found: dict[str, Any] = await source.client.get("stats", kind=dict[str, Any])
+        return found
+    states: dict[str, int] = {}
+    pending, before = 0, None
+    while True:
+        page = await source.calls(before, LISTED_AT_ONCE, ALL)
+        for call in page.calls:
+            states[call.state] = states.get(call.state, 0) + 1
+            pending += call.pending
+        before = page.before
+        if before is None:
+            return {**states, "pending": pending, "journal": source.name}
+
+
+def counts_of(counts: dict[str, Any]) -> RenderableType:
+    """The table of `stats`."""
+    rows: list[tuple[str, str]] = []
+    for name, value in counts.items():
+        if isinstance(value, dict):
+            rows += [(f"{name}: {each}", _number(count)) for each, count in value.items()]
+        elif value is not None:
+            rows.append((name, _number(value)))
+    return _Rows(("what", "now"), rows)
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# tail
+
+
+async def _tail_call(source: Source, *, prefix: str, lines: int, how: How) -> int:
+    call = await source.call(prefix)
+    after = max(0, call.durable - lines)
+    while True:
+        found = await source.messages(call.id, after, MESSAGES_AT_ONCE)
+        for each in found.messages:
+            _print_message(each, how)
+            after = each.seq
+        if found.after is None:
+            if call.state not in ("running", "asking") and after >= call.durable:
+                break
+            await trio.sleep(how.every_s)
+            call = await source.call(call.id)
+            after = max(after, call.durable if call.durable <= found.gone else after)
+    say(f"The call is {call.state}. {missed_in_words(call)}")
+    return DONE
+
+
+def _print_message(message: MessageView, how: How) -> None:
+    if how.json:
+        print(as_json_text(message), flush=True)
+    else:
+        print(f"{message.seq:>7}  {message.kind:<12}  {safe(message.text)}", flush=True)
+
+
+async def _tail_all(source: Source, *, how: How) -> int:
+    """Print a line for each change of a call, for ever."""
+    known: dict[str, tuple[State, bool]] | None = None
+    while True:
+        page = await source.calls(None, TAILED_CALLS, ALL)
+        now = {call.id: (call.state, call.is_attached) for call in page.calls}
+        for call in reversed(page.calls):
+            if known is not None and known.get(call.id) != now[call.id]:
+                _print_change(call, known.get(call.id), how)
+        if known is None:
+            say(f"{len(now):,} calls are there. Their changes from now on:")
+        known = now
+        await trio.sleep(how.every_s)
+
+
+def _print_change(call: CallView, before: tuple[str, bool] | None, how: How) -> None:
+    if how.json:
+        print(as_json_text(call), flush=True)
+        return
+    if before is None:
+        what = f"began, {call.state}"
+    elif before[0] != call.state:
+        what = call.state
+    else:
+        what = "resumed" if call.is_attached else "detached"
+    print(f"{call.id}  {safe(call.tool)}  {what}  {safe(call.principal)}", flush=True)

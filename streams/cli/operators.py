@@ -1,0 +1,176 @@
+"""The commands of operators: `ls`, `show`, `tail`, `stats`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from streams.cli.base import app, complain
+from streams.cli.serving import Seconds
+
+if TYPE_CHECKING:
+    from streams.cli.actions.operators import How
+    from streams.cli.actions.sources import Where
+
+WATCH_MIN_S: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking:
+    """Where operators look.
+
+    Parameters
+    ----------
+    admin
+        The address of a server's --admin: http://HOST:PORT, https://HOST or unix:PATH.
+    journal
+        A journal: a file, the URL of a store, or the beginning of a name in the user's folder of
+        state. The owner of a file is asked; without one the journal itself is read.
+    token_file
+        A file with the operator's token; without it, MCP_STREAMS_ADMIN_TOKEN is sent, or the token
+        that a server of this user has kept for the address.
+    """
+
+    admin: str | None = None
+    journal: str | None = None
+    token_file: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Showing:
+    """How a command shows what changes.
+
+    Parameters
+    ----------
+    watch
+        Show it again and again, until Ctrl-C.
+    every
+        Seconds between two looks of --watch.
+    json
+        Print JSON: one value, or with --watch one on each line.
+    """
+
+    watch: bool = False
+    every: Seconds = 1.0
+    json: bool = False
+
+
+At = Annotated[Looking, Parameter(name="*")]
+Shown = Annotated[Showing, Parameter(name="*")]
+HERE: Final = Looking()
+ONCE: Final = Showing()
+
+
+@app.command
+def ls(
+    where: str | None = None,
+    /,
+    *,
+    state: tuple[str, ...] = (),
+    text: str = "",
+    limit: int = 50,
+    at: At = HERE,
+    shown: Shown = ONCE,
+) -> int:
+    """List the calls of a server or of a journal, the newest first: for its operator.
+
+    (`mcp-streams calls` is for clients: it polls the calls that were begun here, on any server.)
+
+    Parameters
+    ----------
+    where
+        The address of a server's --admin, or a journal; by default the only server of this user
+        that `wrap` or `attach` has started.
+    state
+        Only calls in this state: running, asking, stopped, completed, failed, abandoned, cancelled.
+    text
+        Only calls whose id, tool or principal has this text.
+    limit
+        How many calls to list.
+    """
+    from streams.cli.actions import operators
+
+    if wrong := _wrong(shown) or ("--limit: write 1 to 1000." if not 0 < limit <= 1000 else ""):
+        return complain(wrong)
+    asked = operators.Asked(states=state, text=text, limit=limit)
+    return operators.ls(_where(where, at), asked, _how(shown))
+
+
+@app.command
+def show(stream: str, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
+    """Show one call: its state, its client, its marks, and what its client has missed.
+
+    Parameters
+    ----------
+    stream
+        The beginning of the call's id, as `ls` and the log show it.
+    """
+    from streams.cli.actions import operators
+
+    if wrong := _wrong(shown):
+        return complain(wrong)
+    return operators.show(_where(None, at), stream, _how(shown))
+
+
+@app.command
+def tail(
+    stream: str | None = None,
+    /,
+    *,
+    lines: int = 10,
+    every: Seconds = 0.5,
+    at: At = HERE,
+    json: bool = False,
+) -> int:
+    """Print the messages of a call as they come, until it ends; or what happens to all calls.
+
+    Parameters
+    ----------
+    stream
+        The beginning of the call's id; without it, a line for each change of a call.
+    lines
+        How many of the messages before to print first.
+    every
+        Seconds between two looks.
+    json
+        Print each message, or each change, as JSON on a line of its own.
+    """
+    from streams.cli.actions import operators
+
+    if wrong := _wrong(Showing(every=every)) or ("--lines: write 0 or more." if lines < 0 else ""):
+        return complain(wrong)
+    how = operators.How(watch=True, every_s=every, json=json)
+    return operators.tail(_where(None, at), stream, lines, how)
+
+
+@app.command
+def stats(where: str | None = None, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
+    """Count what lives on a server, or what a journal has.
+
+    Parameters
+    ----------
+    where
+        As for `ls`.
+    """
+    from streams.cli.actions import operators
+
+    if wrong := _wrong(shown):
+        return complain(wrong)
+    return operators.stats(_where(where, at), _how(shown))
+
+
+def _wrong(shown: Showing) -> str:
+    return "" if shown.every >= WATCH_MIN_S else f"--every: write seconds, {WATCH_MIN_S:g} or more."
+
+
+def _how(shown: Showing) -> "How":
+    from streams.cli.actions.operators import How
+
+    return How(watch=shown.watch, every_s=shown.every, json=shown.json)
+
+
+def _where(where: str | None, at: Looking) -> "Where":
+    from streams.cli.actions.sources import Where
+
+    return Where(admin=at.admin, journal=where or at.journal, token_file=at.token_file)
