@@ -100,7 +100,7 @@ class CallerInfo(msgspec.Struct, frozen=True):
 
 
 def with_trace(kept: bytes, traceparent: str) -> bytes:
-    """What the journal keeps of a caller, with the context of the call's span."""
+    """A caller as the journal keeps it, with the context of the span of its call."""
     found = msgspec.msgpack.decode(kept, type=_Kept)
     return msgspec.msgpack.encode(msgspec.structs.replace(found, trace=traceparent))
 
