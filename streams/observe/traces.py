@@ -57,7 +57,6 @@ from streams.exchange import TraceHeaders
 from streams.journal.records import Outcome
 from streams.observe.requests import CALL, Origin
 from streams.observe.tallies import Names, outcome_of
-from streams.server.caller import trace_in, with_trace
 
 NAME: Final = "mcp-streams"
 # The buckets that the conventions name, in seconds.
@@ -93,12 +92,18 @@ class Traces:
 
     def __init__(
         self,
+        keep: Callable[[bytes, str], bytes],
+        kept: Callable[[bytes], str],
         *,
         are_names_ours: bool = True,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
     ) -> None:
-        """Without providers, those of the process. See `Names` for `are_names_ours`."""
+        """`keep` adds a `traceparent` to what the journal keeps of a caller, and `kept` returns it.
+
+        Without providers, those of the process are used. See `Names` for `are_names_ours`.
+        """
+        self._keep, self._kept = keep, kept
         self._tracer = trace.get_tracer(NAME, version(NAME), tracer_provider)
         meter = metrics.get_meter(NAME, version(NAME), meter_provider)
         self._operations = meter.create_histogram(
@@ -162,7 +167,8 @@ class Traces:
         span = self._start(stream, origin, parent, links, _TRANSPORTS.get(event.transport, {}))
         restart = stream.record.restart
         if restart is not None and restart.caller:
-            stream.keep_caller(with_trace(restart.caller, _traceparent(span.get_span_context())))
+            traceparent = _traceparent(span.get_span_context())
+            stream.keep_caller(self._keep(restart.caller, traceparent))
 
     def _restarted(self, event: CallRestarted) -> None:
         stream = event.stream
@@ -215,7 +221,7 @@ class Traces:
         if known is not None:
             return known
         restart = stream.record.restart
-        kept = "" if restart is None else trace_in(restart.caller)
+        kept = "" if restart is None else self._kept(restart.caller)
         context = _extracted(TraceHeaders(kept) if kept else origin.trace)
         return _span_context(context) if _has_span(context) else None
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from streams.engine.events import Events
 from streams.process.options import CannotServe
+from streams.server.caller import trace_in, with_trace
 
 NEEDED: Final = "--otel needs OpenTelemetry: pip install 'mcp-streams[otel]' opentelemetry-sdk"
 EXPORTER: Final = (
@@ -25,7 +26,7 @@ def trace_calls(events: Events, *, are_names_ours: bool) -> None:
     _configure()
     from streams.observe.traces import Traces  # noqa: PLC0415  # as below
 
-    traces = Traces(are_names_ours=are_names_ours)
+    traces = Traces(with_trace, trace_in, are_names_ours=are_names_ours)
     events.listen(traces.listen)
     events.enter_handler = traces.enter
 

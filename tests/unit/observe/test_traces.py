@@ -20,7 +20,7 @@ from streams.exchange import TraceHeaders
 from streams.keys import Keyring
 from streams.observe.tallies import OTHER
 from streams.observe.traces import Traces
-from streams.server.caller import CallerInfo, trace_in
+from streams.server.caller import CallerInfo, trace_in, with_trace
 from tests.rigs.server import PLAIN, POSITIONS, Steps, Talker, named, open_house
 
 TRACE: Final = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -40,7 +40,11 @@ class Traced:
         meters = MeterProvider([self._reader], shutdown_on_exit=False)
         self.events = Events()
         self.traces = Traces(
-            are_names_ours=are_names_ours, tracer_provider=provider, meter_provider=meters
+            with_trace,
+            trace_in,
+            are_names_ours=are_names_ours,
+            tracer_provider=provider,
+            meter_provider=meters,
         )
         self.events.listen(self.traces.listen)
         self.events.enter_handler = self.traces.enter
