@@ -15,6 +15,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from streams.engine.connection import Connection, Delivery
+from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
 from streams.exchange import TraceHeaders
 from streams.faults import log_failure
@@ -139,6 +140,13 @@ class ConnectionClosed(msgspec.Struct, frozen=True, gc=False):
     connection: Connection
 
 
+class SessionEnded(msgspec.Struct, frozen=True, gc=False):
+    """A session over HTTP has ended, `lasted_s` seconds after it began in this process."""
+
+    session: HttpSession
+    lasted_s: float
+
+
 Event = (
     CallBegan
     | CallDetached
@@ -155,6 +163,7 @@ Event = (
     | DeliveryEnded
     | ConnectionOpened
     | ConnectionClosed
+    | SessionEnded
 )
 
 Listener = Callable[[Any], object]
@@ -167,9 +176,11 @@ LEFT: Final = "left"
 class Events:
     """Tells listeners. The engine calls its methods only while it `is_heard`."""
 
-    __slots__ = ("_count", "_of", "is_heard")
+    __slots__ = ("_count", "_of", "enter_handler", "is_heard")
 
     def __init__(self) -> None:
+        # Called in the task of each handler before that begins.
+        self.enter_handler: Callable[[Stream], object] | None = None
         self._of: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys(KINDS, ())
         self._count = 0
         self.is_heard = False  # whether anything listens
