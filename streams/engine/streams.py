@@ -414,7 +414,7 @@ class Streams:
                 self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:
-        if self.events and session.began_at is not None:
+        if self.events.is_heard and session.began_at is not None:
             self.events.tell(SessionEnded(session, trio.current_time() - session.began_at))
         # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
