@@ -45,7 +45,9 @@ LEASE_S: Final = 60.0  # longer than an attempt and the commit that follows it
 AT_ONCE: Final = 16  # attempts that are under way
 PER_RECEIVER: Final = 4  # of them: one that hangs must not keep all others waiting
 BUSY_S: Final = 5.0  # until a webhook to a receiver with so many is looked at again
-LOOK_S: Final = 10.0  # at most between two looks at the journal: replicas that die leave webhooks
+# The longest time between two looks at the journal. In a shared one, dead replicas leave webhooks.
+LOOK_S: Final = 600.0
+LOOK_SHARED_S: Final = 10.0
 RETRY_AFTER_MAX_S: Final = DAY_S
 
 OK: Final = range(200, 300)
@@ -103,6 +105,7 @@ class Sender:
         self._resolve = resolve or partial(addresses_of, is_private_allowed=is_private_allowed)
         self._clock = clock
         self._schedule = schedule
+        self._look_s = LOOK_SHARED_S if journal.replica else LOOK_S
         self._under_way: dict[str, str] = {}  # receivers, by the ids of webhooks
         self._busy: set[str] = set()  # ids that are being put off
 
@@ -127,7 +130,7 @@ class Sender:
         """
         room = AT_ONCE - len(self._under_way) - len(self._busy)
         if room <= 0:
-            return LOOK_S
+            return self._look_s
         now = self._clock()
         taken = await self._journal.take_webhooks(now, now + LEASE_S, limit=AT_ONCE)
         news = [each for each in taken if not self._has(each)][:room]
@@ -138,7 +141,8 @@ class Sender:
         await self._count()
         waiting = await self._journal.webhooks(limit=AT_ONCE + 1)
         due = [each.due_at for each in waiting if not self._has(each)]
-        return min(LOOK_S, max(0.0, min(due) - self._clock())) if due else LOOK_S
+        next_s = max(0.0, min(due) - self._clock()) if due else self._look_s
+        return min(next_s, self._look_s)
 
     def _has(self, webhook: Webhook) -> bool:
         return webhook.id in self._under_way or webhook.id in self._busy

@@ -89,7 +89,13 @@ def test_the_end_of_a_call_has_a_time(tables: Path) -> None:
 def datasette(tables: Path, folder: Path) -> Iterator[int]:
     """Datasette over the tables, in an environment of its own; yields its port."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=INSTALL_S)
-    install = [str(folder / "bin" / "pip"), "install", "--quiet", "datasette==0.65.5", "setuptools<81"]
+    install = [
+        str(folder / "bin" / "pip"),
+        "install",
+        "--quiet",
+        "datasette==0.65.5",
+        "setuptools<81",
+    ]
     subprocess.run(install, check=True, timeout=INSTALL_S)
     port = free_port()
     command = [str(folder / "bin" / "datasette"), str(tables), "--port", str(port)]
