@@ -8,19 +8,20 @@
     POST /api/calls/ID/cancel             cancel the call; its client is told so
     POST /api/calls/ID/answer             answer a question: {"requestId": …, "result": {…}}
     POST /api/connections/N/cut           close a connection
+    POST /api/drain                       {"graceS": …}: take no new calls, and end the process
+    GET  /api/events                      server-sent events: see `streams.admin.feed`
 
-ID is the beginning of a call's id. The last three need `--admin-write`.
+ID is the beginning of a call's id. A POST needs `--admin-write`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final, TypeVar
-from urllib.parse import parse_qsl
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from streams.admin.changes import Answering, Changes
-from streams.admin.endpoint import Route, respond_json
+from streams.admin.endpoint import Route, query_of, respond_json
 from streams.errors import JournalError
 from streams.exchange import HttpError, Request, Responder
 from streams.observe.details import Details
@@ -29,8 +30,8 @@ from streams.observe.registry import NoSuchCall, Registry, State, Wanted
 CALLS_USUAL: Final = 100  # on a page
 MESSAGES_USUAL: Final = 100
 MESSAGES_MAX: Final = 1_000
-FIELDS_MAX: Final = 20  # of a query
 TEXT_LETTERS_MAX: Final = 200
+GRACE_S_MAX: Final = 7 * 86_400.0
 
 _T = TypeVar("_T")
 
@@ -51,13 +52,31 @@ class _MessagesAsked(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = MESSAGES_USUAL
 
 
-class Api:
-    """The answers of the API."""
+class _Drain(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    """How to drain. Without a grace the server's own counts."""
 
-    def __init__(self, registry: Registry, changes: Changes) -> None:
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=GRACE_S_MAX)] | None = None
+
+
+class Api:
+    """The answers of the API.
+
+    `about` returns what the counts do not have, such as the version. `drain` begins a drain.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        changes: Changes,
+        *,
+        about: Callable[[], Mapping[str, object]] = dict,
+        drain: Callable[[float | None], float],
+    ) -> None:
         self._registry = registry
         self._details = Details(registry)
         self._changes = changes
+        self._about = about
+        self._drain_in = drain
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -71,10 +90,12 @@ class Api:
             Route("POST", "/api/calls/{}/cancel", self._cancel, "write"),
             Route("POST", "/api/calls/{}/answer", self._answer, "write"),
             Route("POST", "/api/connections/{}/cut", self._cut, "write"),
+            Route("POST", "/api/drain", self._drain, "write"),
         )
 
     async def _stats(self, _: Request, responder: Responder) -> None:
-        await respond_json(responder, self._registry.counts())
+        counts = msgspec.to_builtins(self._registry.counts())
+        await respond_json(responder, {**self._about(), **counts})
 
     async def _calls(self, request: Request, responder: Responder) -> None:
         asked = query_of(request, _CallsAsked)
@@ -104,10 +125,7 @@ class Api:
         await respond_json(responder, {"cancelled": await self._changes.cancel(prefix)})
 
     async def _answer(self, request: Request, responder: Responder, prefix: str) -> None:
-        try:
-            answer = msgspec.json.decode(request.body, type=Answering)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise HttpError(400, f"The answer is wrong: {error}.") from None
+        answer = _body_of(request, Answering)
         await respond_json(responder, {"answered": await self._changes.answer(prefix, answer)})
 
     async def _cut(self, _: Request, responder: Responder, number: str) -> None:
@@ -115,6 +133,18 @@ class Api:
             raise HttpError(404, "Connections have numbers.")
         self._changes.cut(int(number))
         await respond_json(responder, {"cut": int(number)})
+
+    async def _drain(self, request: Request, responder: Responder) -> None:
+        grace_s = self._drain_in(_body_of(request, _Drain).grace_s)
+        await respond_json(responder, {"draining": True, "graceS": grace_s}, 202)
+
+
+def _body_of(request: Request, kind: type[_T]) -> _T:
+    """The body of a request, as a struct; an empty one is `{}`. Raises `HttpError`."""
+    try:
+        return msgspec.json.decode(request.body or b"{}", type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HttpError(400, f"The body is wrong: {error}.") from None
 
 
 @contextmanager
@@ -139,12 +169,3 @@ def wanted(states: str, text: str) -> Wanted:
     except msgspec.ValidationError as error:
         raise HttpError(400, f"state: {error}.") from None
     return Wanted(found, text[:TEXT_LETTERS_MAX])
-
-
-def query_of(request: Request, kind: type[_T]) -> _T:
-    """The query of a request, as a struct. Raises `HttpError`."""
-    try:
-        given = dict(parse_qsl(request.query, max_num_fields=FIELDS_MAX))
-        return msgspec.convert(given, kind, strict=False)
-    except ValueError as error:
-        raise HttpError(400, f"The query is wrong: {error}.") from None

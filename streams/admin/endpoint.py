@@ -6,7 +6,8 @@ tells nothing that needs a token.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -28,6 +29,9 @@ JSON: Final[Headers] = (
 # A request without a valid token may have a body of this size: it is read, and dropped.
 STRANGERS_BODY_BYTES_MAX: Final = 1024
 PART_LETTERS_MAX: Final = 200  # of a path
+FIELDS_MAX: Final = 20  # of a query
+
+_T = TypeVar("_T")
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -122,3 +126,12 @@ async def refuse(responder: Responder, refused: HttpError) -> None:
         error["data"] = refused.refusal.data
     body = msgspec.json.encode({"error": error}) + b"\n"
     await responder.respond(refused.status, (*JSON, *refused.headers), body)
+
+
+def query_of(request: Request, kind: type[_T]) -> _T:
+    """The query of a request, as a struct. Raises `HttpError`."""
+    try:
+        given = dict(parse_qsl(request.query, max_num_fields=FIELDS_MAX))
+        return msgspec.convert(given, kind, strict=False)
+    except ValueError as error:
+        raise HttpError(400, f"The query is wrong: {error}.") from None

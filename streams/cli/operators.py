@@ -1,4 +1,4 @@
-"""The commands of operators: `ls`, `show`, `tail`, `stats`."""
+"""The commands of operators: `ls`, `show`, `tail`, `stats`, `drain`; `cancel` is with `call`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,6 +158,38 @@ def stats(where: str | None = None, /, *, at: At = HERE, shown: Shown = ONCE) ->
     if wrong := _wrong(shown):
         return complain(wrong)
     return operators.stats(_where(where, at), _how(shown))
+
+
+@app.command
+def drain(
+    where: str | None = None,
+    /,
+    *,
+    grace: Seconds | None = None,
+    no_wait: bool = False,
+    at: At = HERE,
+    json: bool = False,
+) -> int:
+    """Let a server take no new calls, wait for those that run, and end it.
+
+    Clients come back to the next process; so does every call that can be restarted.
+
+    Parameters
+    ----------
+    where
+        As for `ls`.
+    grace
+        Seconds for running calls to end; by default those of the server's own --grace.
+    no_wait
+        Return at once, and not when the server has ended.
+    json
+        Print the server's answer as JSON.
+    """
+    from streams.cli.actions import operators
+
+    if grace is not None and not grace >= 0:
+        return complain("--grace: write seconds, 0 or more.")
+    return operators.drain(_where(where, at), grace, waits=not no_wait, as_json=json)
 
 
 def _wrong(shown: Showing) -> str:

@@ -182,6 +182,10 @@ class Registry:
         """The streams in memory."""
         return iter(()) if self._engine is None else iter(self._engine.index)
 
+    def here(self, stream_id: str) -> Stream | None:
+        """The stream of this id, if it is in memory."""
+        return None if self._engine is None else self._engine.here(stream_id)
+
     def connections(self) -> list[ConnectionView]:
         """The open connections, in the order of their arrival."""
         return [self._connection(each) for each in self._open]

@@ -10,21 +10,28 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from streams.admin.api import Api
+from streams.admin.changes import Changes
 from streams.admin.endpoint import AdminEndpoint, Route
+from streams.admin.feed import Feeds
 from streams.admin.gate import OwnerGate, Token, TokenGate
 from streams.admin.health import READY_PATH, Health, health_routes
 from streams.admin.tokens import TokenUnusable, kept_token, path_for, read_token
+from streams.clock import wall
 from streams.journal.ownership import operators_path
 from streams.logs import log
+from streams.observe.registry import Registry
 from streams.process import state
 from streams.process.addresses import origin, why_not
 from streams.process.guard import parse_address
 from streams.process.options import CannotServe, Options
+from streams.server.running import RunningServer
 from transports import http
 from transports.net.origins import Origins, names_loopback
 from transports.relay.private import listen_privately
@@ -119,6 +126,31 @@ class Operators:
         return file
 
 
+def api_routes(
+    running: RunningServer, registry: Registry, options: Options, nursery: trio.Nursery
+) -> Sequence[Route]:
+    """The routes for operators that need a running server."""
+    engine, began_at = running.engine, wall()
+
+    def about() -> dict[str, object]:
+        return {
+            "version": version("mcp-streams"),
+            "pid": os.getpid(),
+            "startedAt": began_at,
+            "journal": options.journal_shown if options.is_kept else None,
+            "unready": engine.unready,
+        }
+
+    def drain(grace_s: float | None) -> float:
+        grace_s = options.grace_s if grace_s is None else grace_s
+        log.info("draining", by="an operator", grace_s=grace_s)
+        nursery.start_soon(running.drain, grace_s)
+        return grace_s
+
+    api = Api(registry, Changes(registry, engine), about=about, drain=drain)
+    return (*api.routes, *Feeds(registry, engine.events).routes)
+
+
 @contextmanager
 def _listener_at(path: Path) -> Iterator[Sequence[socket.socket]]:
     """Listen at a Unix socket for the length of a block. Raises `CannotServe`."""
@@ -126,11 +158,14 @@ def _listener_at(path: Path) -> Iterator[Sequence[socket.socket]]:
         listener = listen_privately(path)
     except OSError as error:
         raise CannotServe(f"{path}: cannot listen there: {error}.") from error
+    ours = os.lstat(path)
     try:
         yield [listener]
     finally:
-        with suppress(FileNotFoundError):  # another process has removed it
-            os.unlink(path)
+        # Another process may have removed it, or listen there already: the next one of a restart.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(ours, os.lstat(path)):
+                os.unlink(path)
 
 
 async def _serve(

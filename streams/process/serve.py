@@ -14,9 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from streams.admin.api import Api
-from streams.admin.changes import Changes
-from streams.admin.endpoint import Route
 from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
@@ -37,7 +34,7 @@ from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.observers import Observers
-from streams.process.operators import Operators
+from streams.process.operators import Operators, api_routes
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.succession import handing_over, standing_by
 from streams.process.systemd import Notices, Sockets, take_sockets
@@ -174,7 +171,7 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         registry = Registry(journal, running.engine)
-        operators.add(*_operators_routes(running, registry))
+        operators.add(*api_routes(running, registry, options, nursery))
         operators.add(*observers.watch(running, journal, registry, nursery))
         operators.add(*observers.page(running, registry, operators.gate, nursery))
         if options.owned is not None:
@@ -195,11 +192,6 @@ async def _serve(
             if options.is_kept or options.patience.patience_s is None:
                 await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
-
-
-def _operators_routes(running: RunningServer, registry: Registry) -> Sequence[Route]:
-    """The routes for operators that need a running server."""
-    return Api(registry, Changes(registry, running.engine)).routes
 
 
 def _linger_s(options: Options) -> float:

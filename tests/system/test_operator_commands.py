@@ -316,6 +316,41 @@ def test_all_replicas_show_the_calls_of_all(tmp_path: Path) -> None:
         wait_until("its owner cancels it", lambda: state() == "cancelled")
 
 
+def test_a_drained_server_waits_for_its_calls_and_ends(tmp_path: Path, gate: Gate) -> None:
+    with ServerProcess(tmp_path) as server, server.connect("ws-streams") as peer:
+        peer.initialize(POSITIONS)
+        started = start(peer, "count", n=1, gate=gate.path)
+        gate.wait_for("sent")
+        drainer = Following("drain", str(server.journal), "--grace", "1m")
+        try:
+            drainer.wait_for("1 call runs")
+            gate.release()
+            drainer.wait_for("The server has ended")
+            code, out = drainer.end()
+        finally:
+            drainer.kill()
+        assert (code, "1m at most" in out) == (0, True)
+        assert not server.is_alive()
+        [found] = listed(str(server.journal))
+        assert (found["id"], found["state"]) == (started.stream[:12], "completed")
+        refused = run("drain", str(server.journal))
+        assert (refused.returncode, "No process serves" in refused.stderr) == (2, True)
+
+
+def test_the_feed_is_sent_over_a_real_socket(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path) as server:
+        connection = SocketConnection(operators_path(server.journal))
+        connection.request("GET", "/api/events")
+        answer = connection.getresponse()
+        assert answer.headers["content-type"] == "text/event-stream"
+        with server.connect("ws-streams") as peer:
+            call = asking(peer)
+            read = b""
+            while call.encode() not in read or b'"state":"asking"' not in read:
+                read += answer.read1()
+        connection.close()
+
+
 def test_watch_draws_again_until_it_is_interrupted(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, server.connect("ws-streams") as peer:
         watcher = Following(

@@ -78,7 +78,7 @@ class AdminClient:
         except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError) as error:
             why = getattr(error, "strerror", None) or str(error) or "it has closed the connection"
             raise CannotAsk(f"{self.address} cannot be asked: {why}.") from None
-        if status != 200:
+        if status not in (200, 202):
             raise self._refused(status, answer)
         return answer
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams import logs
-from streams.cli.actions.admin_client import CannotAsk
+from streams.cli.actions.admin_client import AdminClient, CannotAsk
 from streams.cli.actions.output import as_json_text, harmless, print_aligned, say
 from streams.cli.actions.sources import CannotLook, Source, Where, source_of
 from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, GONE, USAGE, complain, nearest
@@ -29,6 +29,7 @@ NARROW: Final = ("tool", "principal")  # columns that are folded where the windo
 LISTED_AT_ONCE: Final = 500  # of a journal that is counted
 TAILED_CALLS: Final = 200  # the newest calls, whose changes are told
 MESSAGES_AT_ONCE: Final = 500
+ENDED_EVERY_S: Final = 0.25
 
 
 class How(msgspec.Struct, frozen=True):
@@ -106,6 +107,41 @@ def cancel(where: Where, prefix: str, *, as_json: bool) -> int:
         return DONE
 
     return _run(where, ask)
+
+
+def drain(where: Where, grace_s: float | None, *, waits: bool, as_json: bool) -> int:
+    """Drain a server, and wait until it has ended; return the exit code."""
+
+    async def ask(source: Source) -> int:
+        if source.client is None:
+            raise CannotLook(f"No process serves {source.name}, so there is nothing to drain.")
+        done = await source.client.post("drain", value={"graceS": grace_s})
+        if as_json:
+            print(as_json_text(done), flush=True)
+        else:
+            print(f"The server drains, for {in_time(done['graceS'])} at most.", flush=True)
+        if waits:
+            await _ended(source.client)
+            say("The server has ended.")
+        return DONE
+
+    return _run(where, ask)
+
+
+async def _ended(client: AdminClient) -> None:
+    """Wait until a server answers no more, and tell how many calls it waits for."""
+    told = -1
+    while True:
+        try:
+            counts = await client.get("stats", kind=dict[str, Any])
+        except CannotAsk as error:
+            if error.status == 0:
+                return
+            raise
+        if counts["running"] != told:
+            told = counts["running"]
+            say(f"{told:,} {'call runs' if told == 1 else 'calls run'}.")
+        await trio.sleep(ENDED_EVERY_S)
 
 
 def _run(where: Where, action: Callable[[Source], Awaitable[int]]) -> int:

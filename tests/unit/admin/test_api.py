@@ -35,7 +35,13 @@ class Operator:
     def __init__(self, house: House) -> None:
         engine = house.running.engine
         registry = Registry(house.journal, engine)
-        self._endpoint = AdminEndpoint(OwnerGate(), Api(registry, Changes(registry, engine)).routes)
+        self.drains: list[float | None] = []
+        api = Api(registry, Changes(registry, engine), about=lambda: {"pid": 7}, drain=self._drain)
+        self._endpoint = AdminEndpoint(OwnerGate(), api.routes)
+
+    def _drain(self, grace_s: float | None) -> float:
+        self.drains.append(grace_s)
+        return 5.0 if grace_s is None else grace_s
 
     async def look(self, target: str, status: int = 200) -> Any:
         answered = await asked_of(self._endpoint, target)
@@ -200,3 +206,16 @@ async def test_a_cut_connection_ends_and_its_call_goes_on(
     assert (call["state"], call["connection"]) == ("asking", None)
     assert (await operator.post(path)).status == 404
     assert (await operator.post("/api/connections/x/cut")).status == 404
+
+
+async def test_a_drain_takes_the_grace_that_is_given(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    operator = Operator(house)
+    assert (await operator.post("/api/drain")).json == {"draining": True, "graceS": 5.0}
+    done = await operator.post("/api/drain", {"graceS": 30})
+    assert (done.status, done.json["graceS"]) == (202, 30)
+    for wrong in ({"graceS": -1}, {"graceS": "x"}, {"grace": 1}):
+        assert (await operator.post("/api/drain", wrong)).status == 400
+    assert operator.drains == [None, 30]
+    assert (await operator.look("/api/stats"))["pid"] == 7
