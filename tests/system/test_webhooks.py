@@ -272,7 +272,7 @@ async def test_a_redirect_is_not_followed(tmp_path: Path, port: int) -> None:
         assert elsewhere.arrivals == []
 
 
-# What is not sent, and not accepted
+# Refusals
 
 
 def test_a_private_address_gets_nothing_unless_that_is_allowed(
