@@ -122,12 +122,14 @@ def test_after_a_kill_each_call_is_named_that_did_not_survive(tmp_path: Path) ->
 def test_a_shutdown_names_the_calls_that_it_ends_or_releases(tmp_path: Path) -> None:
     app = tmp_path / "restarting.py"
     app.write_text(RESTARTING)
-    with ServerProcess(tmp_path, app=f"{app}:server", options=AS_JSON) as server:
-        with server.connect("ws-streams") as peer:
-            peer.initialize(POSITIONS)
-            start(peer, "once")
-            start(peer, "again")
-            assert server.stop(signal.SIGTERM) == 0
+    with (
+        ServerProcess(tmp_path, app=f"{app}:server", options=AS_JSON) as server,
+        server.connect("ws-streams") as peer,
+    ):
+        peer.initialize(POSITIONS)
+        start(peer, "once")
+        start(peer, "again")
+        assert server.stop(signal.SIGTERM) == 0
     signalled = next(line for line in lines(server, "process") if "signal" in line)
     assert (signalled["event"], signalled["signal"]) == ("shutting down", "SIGTERM")
     by_event = {line["event"]: line["tool"] for line in lines(server)}
@@ -137,13 +139,15 @@ def test_a_shutdown_names_the_calls_that_it_ends_or_releases(tmp_path: Path) -> 
 
 def test_the_lines_before_a_kill_are_there(tmp_path: Path) -> None:
     """All but those of the last 50 ms: here the server was heard of since."""
-    with ServerProcess(tmp_path, options=AS_JSON) as server:
-        with server.connect("ws-streams") as peer:
-            peer.initialize(PLAIN)
-            for _ in range(100):
-                called(peer, "add", a=1, b=2)
-            wait_until("the lines", lambda: len(lines(server)) >= 100)
-            server.kill()
+    with (
+        ServerProcess(tmp_path, options=AS_JSON) as server,
+        server.connect("ws-streams") as peer,
+    ):
+        peer.initialize(PLAIN)
+        for _ in range(100):
+            called(peer, "add", a=1, b=2)
+        wait_until("the lines", lambda: len(lines(server)) >= 100)
+        server.kill()
     ended = [line for line in lines(server) if line["event"] == "call ended"]
     assert len(ended) == 100
     assert len({line["stream"] for line in ended}) > 90
