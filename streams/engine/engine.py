@@ -278,6 +278,8 @@ class Engine:
     async def _run(self, stream: Stream, handler: StreamHandler) -> None:
         final: tuple[bytes, bool] | None = None
         failure: Refusal | None = None
+        if (enter := self.events.enter_handler) is not None:
+            enter(stream)
         # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
             with stream.scope:

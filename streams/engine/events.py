@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from streams.engine.connection import Connection, Delivery
+from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
 from streams.exchange import TraceHeaders
 from streams.faults import log_failure
@@ -139,6 +140,13 @@ class ConnectionClosed(msgspec.Struct, frozen=True, gc=False):
     connection: Connection
 
 
+class SessionEnded(msgspec.Struct, frozen=True, gc=False):
+    """A session over HTTP has ended, `lasted_s` seconds after it began in this process."""
+
+    session: HttpSession
+    lasted_s: float
+
+
 Event = (
     CallBegan
     | CallDetached
@@ -155,6 +163,7 @@ Event = (
     | DeliveryEnded
     | ConnectionOpened
     | ConnectionClosed
+    | SessionEnded
 )
 
 Listener = Callable[[Event], object]
@@ -165,9 +174,11 @@ LEFT: Final = "left"
 class Events:
     """Tells listeners. The methods are for the engine, which calls them only while it is true."""
 
-    __slots__ = ("_listeners",)
+    __slots__ = ("_listeners", "enter_handler")
 
     def __init__(self) -> None:
+        # Called in the task of each handler before that begins.
+        self.enter_handler: Callable[[Stream], object] | None = None
         self._listeners: tuple[Listener, ...] = ()
 
     def __bool__(self) -> bool:

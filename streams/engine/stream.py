@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from streams import messages
 from streams.clock import wall
@@ -326,6 +327,12 @@ class Stream:
         return self.mark is not None and not self.mark.is_own
 
     # Its record
+
+    def keep_caller(self, caller: bytes) -> None:
+        """Keep this of the caller of a new call, for its restart. The record is not stored yet."""
+        assert self.record.restart is not None
+        restart = replace(self.record.restart, caller=caller)
+        self.record = replace(self.record, restart=restart)
 
     def store(self) -> None:
         """Give the record to the journal, if that is deferred."""

@@ -14,7 +14,13 @@ import trio
 from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
-from streams.engine.events import CallInterrupted, CallReleased, Events, ResultAbandoned
+from streams.engine.events import (
+    CallInterrupted,
+    CallReleased,
+    Events,
+    ResultAbandoned,
+    SessionEnded,
+)
 from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
@@ -408,6 +414,8 @@ class Streams:
                 self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:
+        if self.events and session.began_at is not None:
+            self.events.tell(SessionEnded(session, trio.current_time() - session.began_at))
         # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
             for stream in self.index.wanted(session.principal):

@@ -33,28 +33,29 @@ PHONE: Final = (390, 844)
 class Tab:
     """One page of a browser, and all that it has asked for and complained of."""
 
-    def __init__(self, url: str) -> None:
-        self._socket: ClientConnection = connect(url, max_size=None, open_timeout=ANSWER_S)
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
         self._numbers = itertools.count(1)
         self.complaints: list[str] = []  # errors and warnings of the console, and of the policy
+        self.expected: tuple[str, ...] = ()  # words of complaints that a test expects
         self.asked: list[str] = []  # the URLs of requests
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.do(f"{domain}.enable")
 
-    def close(self) -> None:
-        """Let the page be."""
-        self._socket.close()
-
     def do(self, method: str, **params: Any) -> dict[str, Any]:
         """One command, and its result."""
+        message = self._ask(method, params)
+        assert "error" not in message, (method, message)
+        result: dict[str, Any] = message["result"]
+        return result
+
+    def _ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
-            message = json.loads(self._socket.recv(ANSWER_S))
+            message: dict[str, Any] = json.loads(self._socket.recv(ANSWER_S))
             if message.get("id") == number:
-                assert "error" not in message, (method, message)
-                result: dict[str, Any] = message["result"]
-                return result
+                return message
             self._note(message)
 
     def _note(self, message: dict[str, Any]) -> None:
@@ -89,8 +90,10 @@ class Tab:
         return time.monotonic() - began_at
 
     def _is_true(self, script: str) -> bool:
-        found = self.do("Runtime.evaluate", expression=f"Boolean({script})", returnByValue=True)
-        return found["result"].get("value") is True  # while a page loads, scripts may fail
+        wanted = {"expression": f"Boolean({script})", "returnByValue": True}
+        found = self._ask("Runtime.evaluate", wanted)
+        # While another page takes the place of this one, scripts may fail.
+        return "result" in found and found["result"]["result"].get("value") is True
 
     @property
     def text(self) -> str:
@@ -156,11 +159,8 @@ def browsing(profile: Path) -> Iterator[Tab]:
         text=True,
     )
     try:
-        tab = Tab(_place(process))
-        try:
-            yield tab
-        finally:
-            tab.close()
+        with connect(_place(process), max_size=None, open_timeout=ANSWER_S) as socket:
+            yield Tab(socket)
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
         process.wait()

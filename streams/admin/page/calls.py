@@ -130,7 +130,7 @@ def charts(rates: Sequence[Rate]) -> Region:
     commit_s = next((each.commit_s for each in reversed(rates) if each.commit_s), 0.0)
     minutes = f"last {max(1, round(len(rates) * EVERY_S / 60))} min"
     shown = (
-        ("Messages per second", f"{per_s:.0f}", [each.messages_per_s for each in steps]),
+        ("Messages/s", f"{per_s:.0f}", [each.messages_per_s for each in steps]),
         ("Commit", f"{commit_s * 1000:.1f} ms", [each.commit_s for each in steps]),
     )
     html = region(

@@ -43,7 +43,7 @@ from streams.observe.registry import ID_LETTERS, NoSuchCall, Registry
 
 UPDATE_S: Final = 0.5  # between two updates where nothing is told to happen
 SOON_S: Final = 0.1  # before one that is due to an event: more events may follow at once
-# An update of a page may take this share of a processor: a list of 10,000 calls takes 20 ms.
+# All updates together may take this share of a processor: a list of 10,000 calls takes 20 ms.
 SHARE_MAX: Final = 0.05
 ALIVE_EVERY_S: Final = 15.0  # so that a connection that is cut is noticed
 RETRY_MS: Final = 400  # a browser whose server is gone asks so often whether it is back
@@ -221,7 +221,7 @@ class LivePage:
             if html or now - sent_at >= ALIVE_EVERY_S:
                 await responder.write(_event(html))
                 sent_at = trio.current_time()
-            await trio.sleep(max(SOON_S, (now - began_at) / SHARE_MAX))
+            await trio.sleep(max(SOON_S, self._live * (now - began_at) / SHARE_MAX))
             with trio.move_on_after(UPDATE_S):
                 await self._has_news.wait()
 

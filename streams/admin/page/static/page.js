@@ -16,6 +16,7 @@
   const ahead = clock === null ? 0 : Number(clock.dataset.now) - Date.now() / 1000;
 
   function grow() {
+    if (document.body.classList.contains("is-lost")) return;
     const now = Date.now() / 1000 + ahead;
     for (const age of document.querySelectorAll("time[data-since]")) {
       const text = shown(now - Number(age.dataset.since));
@@ -31,6 +32,13 @@
     told.textContent = isHere ? "Live" : `Server lost at ${time}; trying again`;
     document.body.classList.toggle("is-lost", !isHere);
   }
+
+  // A page that is left has no news: without this the browser reports a broken connection.
+  htmx.createEventSource = (url) => {
+    const source = new EventSource(url);
+    window.addEventListener("beforeunload", () => source.close());
+    return source;
+  };
 
   document.addEventListener("htmx:sseOpen", () => tell(true));
   document.addEventListener("htmx:sseError", () => tell(false));
