@@ -160,7 +160,7 @@ class Streams:
         if self.index.get(stream.id) is not stream:
             return
         stream.is_lost = True
-        if self.events and stream.state.outcome is Outcome.LIVE:
+        if self.events.is_heard and stream.state.outcome is Outcome.LIVE:
             self.events.tell(CallReleased(stream))
         stream.scope.cancel()
         self.index.remove(stream)
@@ -305,7 +305,7 @@ class Streams:
 
     def interrupt(self, stream: Stream) -> None:
         """End a call whose handler has ended with its process and cannot be restarted."""
-        if self.events:
+        if self.events.is_heard:
             self.events.tell(CallInterrupted(stream))
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
@@ -316,7 +316,7 @@ class Streams:
         if self.ends_with_process(stream):
             self.interrupt(stream)
         elif stream.rerun is not None:
-            if self.events and not stream.is_suspended:
+            if self.events.is_heard and not stream.is_suspended:
                 self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()
@@ -378,7 +378,7 @@ class Streams:
             self.drop(stream)
             return
         stream.store()
-        if self.events and stream.state.is_ended and not stream.state.is_drained:
+        if self.events.is_heard and stream.state.is_ended and not stream.state.is_drained:
             self.events.tell(ResultAbandoned(stream))
         self._committer.add(stream.close(event))
         stream.scope.cancel()
@@ -414,7 +414,7 @@ class Streams:
                 self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:
-        if self.events and session.began_at is not None:
+        if self.events.is_heard and session.began_at is not None:
             self.events.tell(SessionEnded(session, trio.current_time() - session.began_at))
         # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
