@@ -407,7 +407,7 @@ def test_ten_thousand_calls_are_shown_at_once(tab: Tab, serve: Serve) -> None:
     url = signed_in(tab, server)
     with peer_of(server, "ws-mcp") as peer:
         ids = {peer.call("build", n=1) for _ in range(10_000)}
-        tab.wait_for(says("document.querySelector('#figures')", str(len(ids))), 100)
+        tab.wait_for(says("document.querySelector('#figures')", f"{len(ids):,}"), 100)
         newest = start(peer, "order")
         took = {"newest": tab.wait_for(row(newest), SEEN_S)}
         tab.wait_for("document.querySelectorAll('#rows tr').length === 100")
