@@ -192,6 +192,13 @@ def test_a_browser_comes_back_to_a_server_that_was_killed(tab: Tab, tmp_path: Pa
         tab.wait_for(says("document.querySelector('#moments')", "restarted"))
 
 
+INJECTED: Final = """
+const script = document.createElement('script');
+script.textContent = 'hacked = 1';
+document.body.append(script);
+"""
+
+
 def test_nothing_of_a_message_is_markup(tab: Tab, serve: Serve) -> None:
     server = serve("--admin-write")
     url = signed_in(tab, server)
@@ -211,6 +218,12 @@ def test_nothing_of_a_message_is_markup(tab: Tab, serve: Serve) -> None:
         assert "more are not shown" in tab.text
         assert "<script>hacked=1</script>" in tab.text
         assert tab.run("typeof hacked") == "undefined"
+        # Even a script that got into the page would not run.
+        tab.run(INJECTED)
+        assert tab.run("typeof hacked") == "undefined"
+        tab.wait_for("true")
+        assert any("Content Security Policy" in each for each in tab.complaints)
+        tab.expected = ("Content Security Policy",)
         assert tab.run("document.images.length") == 0
 
 
