@@ -13,14 +13,14 @@ def wall() -> float:
 
 
 def utc(at: float) -> str:
-    """A time of `wall`, as ISO 8601 with microseconds, in UTC."""
-    whole, micros = divmod(int(at * 1e6), 1_000_000)
-    return f"{_utc_second(whole)}.{micros:06d}Z"
+    """A time of `wall`, as ISO 8601 with milliseconds, in UTC."""
+    return _utc(int(at * 1000))
 
 
-@lru_cache(maxsize=2)  # a log writes many lines in the same second
-def _utc_second(whole: int) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
+@lru_cache(maxsize=2)  # a log writes many lines in the same millisecond
+def _utc(at_ms: int) -> str:
+    whole, ms = divmod(at_ms, 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{ms:03d}Z"
 
 
 def steady() -> float:

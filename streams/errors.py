@@ -179,6 +179,11 @@ def refusal(reason: str, **details: Any) -> Refusal:
     return Refusal(code, message, {"reason": reason, **details})
 
 
+def code_of(reason: str) -> int:
+    """The code of a reason, or of one that is told by its code."""
+    return _REASONS[reason][0] if reason in _REASONS else int(reason)
+
+
 class InsufficientScope(Refusal):
     """The caller lacks scopes that a tool needs; over HTTP a 403 with a challenge."""
 

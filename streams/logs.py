@@ -14,8 +14,9 @@ import select
 import stat
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from io import UnsupportedOperation
 from typing import Any, Final
 
@@ -159,7 +160,7 @@ class _StandardError:
 
     def __init__(self) -> None:
         # A deque, since threads write to the log as well.
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[Callable[[], bytes]] = deque()
         self._lost = 0
         in_child(self._waiting.clear)  # the parent writes them
 
@@ -168,10 +169,13 @@ class _StandardError:
         with suppress(OSError, ValueError):  # a ValueError: it was closed
             sys.stderr.write(text)
 
-    def add(self, line: bytes) -> None:
-        """Write this line with the next ones, when `write_waiting` or `write` is called next."""
+    def add(self, render: Callable[[], bytes]) -> None:
+        """Write a line with the next ones, when `write_waiting` or `write` is called next.
+
+        It is rendered then: many lines in succession take half the time.
+        """
         if len(self._waiting) < WAITING_LINES_MAX:
-            self._waiting.append(line)
+            self._waiting.append(render)
         else:
             self._lost += 1
 
@@ -204,9 +208,13 @@ class _StandardError:
         taken: list[bytes] = []
         size = 0
         with suppress(IndexError):  # another thread takes them, too
-            while not taken or size + len(self._waiting[0]) <= size_max:
-                taken.append(self._waiting.popleft())
-                size += len(taken[-1])
+            while True:
+                line = self._waiting.popleft()()
+                if taken and size + len(line) > size_max:
+                    self._waiting.appendleft(partial(bytes, line))
+                    break
+                taken.append(line)
+                size += len(line)
         return b"".join(taken)
 
     def flush(self) -> None:

@@ -125,6 +125,8 @@ class Keeping:
         Write the log as text or as JSON lines.
     json
         The same as --log-format json.
+    otel
+        Send traces and metrics of calls by OpenTelemetry, as its OTEL_… variables say.
     """
 
     foreground: bool = False
@@ -141,6 +143,7 @@ class Keeping:
     log_level: tuple[str, ...] = ()
     log_format: LogFormat = "text"
     json: bool = False
+    otel: bool = False
 
     def options(self, **of_command: Any) -> Options:
         """The options of the process. Raises `ValueError`, which says what is wrong."""
@@ -167,6 +170,7 @@ class Keeping:
             "limits": _limits(limit),
             "json_log": self.json or self.log_format == "json",
             "log_level": self.log_level,
+            "otel": self.otel,
         }
         return Options(**given | of_command)
 

@@ -272,7 +272,7 @@ class Granted:
 
 
 class DeliveryEvents(StreamEvents, Protocol):
-    """Is told what happens to deliveries. False while nothing listens."""
+    """Is told what happens to deliveries, while it `is_heard`."""
 
     def attached(self, delivery: "Delivery") -> None:
         """A delivery was attached."""
@@ -557,7 +557,7 @@ class Delivery:
             self.connection.forget(self)
             if farewell:
                 self.connection.reply(farewell)
-        if (events := self.connection.events) and not self.is_closed:
+        if (events := self.connection.events).is_heard and not self.is_closed:
             self.is_closed = True
             events.detached(self, why)
         self.stream.detach(self)
@@ -685,7 +685,7 @@ class Connection:
         if not framing.announces:
             delivery.preamble, delivery.dialects = tuple, ()
         stream.attach(delivery)
-        if self.events:
+        if self.events.is_heard:
             self.events.attached(delivery)
         if not stream.is_held:
             delivery.wake()
@@ -1064,7 +1064,7 @@ class Connection:
             self._is_silent = False
             for delivery in self.deliveries:
                 delivery.stream.attach(delivery)
-                if self.events:
+                if self.events.is_heard:
                     self.events.returned(delivery, 0)
 
     async def _watch(self) -> None:
@@ -1100,7 +1100,7 @@ class Connection:
             was_silent, self._is_silent = self._is_silent, True
             for delivery in self.deliveries:
                 delivery.stream.fall_silent(delivery)
-                if self.events and not was_silent:
+                if self.events.is_heard and not was_silent:
                     self.events.fell_silent(delivery)
 
 

@@ -16,13 +16,7 @@ from streams.clock import wall
 from streams.engine.committer import CommitListener, Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
 from streams.engine.departure import Departure
-from streams.engine.events import (
-    CallBegan,
-    ConnectionClosed,
-    ConnectionOpened,
-    Events,
-    ResumeRefused,
-)
+from streams.engine.events import Events, ResumeRefused
 from streams.engine.framing import Framing
 from streams.engine.hooks import Hooks
 from streams.engine.idempotency import KeyedCalls
@@ -212,9 +206,8 @@ class Engine:
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable, stream.is_findable = is_reachable, is_findable
-        if self.events:
-            began = CallBegan(stream, connection.transport, connection.http_trace)
-            self.events.tell(began)
+        if self.events.is_heard:
+            self.events.began(stream, connection)
         preamble = partial(self.operations.announcements, stream, dialects)
         self._streams.defer(
             stream,
@@ -278,6 +271,8 @@ class Engine:
     async def _run(self, stream: Stream, handler: StreamHandler) -> None:
         final: tuple[bytes, bool] | None = None
         failure: Refusal | None = None
+        if (enter := self.events.enter_handler) is not None:
+            enter(stream)
         # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
             with stream.scope:
@@ -369,7 +364,7 @@ class Engine:
 
     def tell_refused(self, refused: Refusal, transport: str) -> None:
         """A resume over this transport was refused: tell those that listen to events."""
-        if self.events:
+        if self.events.is_heard:
             self.events.tell(ResumeRefused(refused.reason, transport))
 
     def clients(self) -> list[Session]:
@@ -381,8 +376,8 @@ class Engine:
         self._connections[connection] = None
         self._arrived += 1
         connection.number = self._arrived
-        if self.events:
-            self.events.tell(ConnectionOpened(connection))
+        if self.events.is_heard:
+            self.events.opened(connection)
         self._stir()
         if self._is_moving and not connection.is_response:
             connection.hang_up()
@@ -391,8 +386,8 @@ class Engine:
     async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
         self._connections.pop(connection, None)
         connection.close()
-        if self.events:
-            self.events.tell(ConnectionClosed(connection))
+        if self.events.is_heard:
+            self.events.closed(connection)
         self._stir()
         if not is_complete:
             with trio.CancelScope(shield=True):
@@ -459,7 +454,7 @@ class Engine:
         if handler is None:
             self._streams.interrupt(stream)
         else:
-            if self.events:
+            if self.events.is_heard:
                 self.events.restarted(stream)
             self._start(stream, partial(self._restart, handler))
 

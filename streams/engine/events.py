@@ -1,6 +1,6 @@
 """Events of calls, told to those that log, count, trace or forward them.
 
-The engine tells an `Events`, which is false while nothing listens: then nothing is made. Each
+The engine tells an `Events`, and nothing at all while nothing listens. Each
 listener gets every event, in order, at once and in the engine's own task. So it must not wait, and
 it must not raise: an error is logged and the engine goes on.
 
@@ -9,12 +9,13 @@ replicas share a journal, the owner tells of a call's begin and end, and the rep
 client tells of deliveries.
 """
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Any, Final, get_args
 
 import msgspec
 
 from streams.engine.connection import Connection, Delivery
+from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
 from streams.exchange import TraceHeaders
 from streams.faults import log_failure
@@ -139,6 +140,13 @@ class ConnectionClosed(msgspec.Struct, frozen=True, gc=False):
     connection: Connection
 
 
+class SessionEnded(msgspec.Struct, frozen=True, gc=False):
+    """A session over HTTP has ended, `lasted_s` seconds after it began in this process."""
+
+    session: HttpSession
+    lasted_s: float
+
+
 Event = (
     CallBegan
     | CallDetached
@@ -155,42 +163,67 @@ Event = (
     | DeliveryEnded
     | ConnectionOpened
     | ConnectionClosed
+    | SessionEnded
 )
 
-Listener = Callable[[Event], object]
+Listener = Callable[[Any], object]
+
+KINDS: Final[Collection[type[Event]]] = get_args(Event)
 
 LEFT: Final = "left"
 
 
 class Events:
-    """Tells listeners. The methods are for the engine, which calls them only while it is true."""
+    """Tells listeners. The engine calls its methods only while it `is_heard`."""
 
-    __slots__ = ("_listeners",)
+    __slots__ = ("_count", "_of", "enter_handler", "is_heard")
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
+        # Called in the task of each handler before that begins.
+        self.enter_handler: Callable[[Stream], object] | None = None
+        self._of: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys(KINDS, ())
+        self._count = 0
+        self.is_heard = False  # whether anything listens
 
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
-
-    def listen(self, listener: Listener) -> None:
-        """Call this for every event from now on.
+    def listen(self, listener: Listener, kinds: Collection[type[Event]] = KINDS) -> None:
+        """Call this for every event from now on, or for those of some `kinds`.
 
         Interrupted and restarted calls are told at the start of the engine. So listen before that.
         """
-        self._listeners = (*self._listeners, listener)
+        self._count += 1
+        self.is_heard = True
+        for kind in kinds:
+            self._of[kind] = (*self._of[kind], listener)
 
     def unlisten(self, listener: Listener) -> None:
         """Call this no more."""
-        self._listeners = tuple(each for each in self._listeners if each != listener)
+        self._count -= 1
+        self.is_heard = self._count > 0
+        for kind, listeners in self._of.items():
+            self._of[kind] = tuple(each for each in listeners if each != listener)
 
     def tell(self, event: Event) -> None:
-        """Tell all listeners."""
-        for listener in self._listeners:
+        """Tell those that listen to events of this kind."""
+        for listener in self._of[type(event)]:
             try:
                 listener(event)
             except Exception as error:
                 log_failure("a listener to events failed", error, of=type(event).__name__)
+
+    def began(self, stream: Stream, connection: Connection) -> None:
+        """A request has begun a stream."""
+        if self._of[CallBegan]:
+            self.tell(CallBegan(stream, connection.transport, connection.http_trace))
+
+    def opened(self, connection: Connection) -> None:
+        """A connection was opened."""
+        if self._of[ConnectionOpened]:
+            self.tell(ConnectionOpened(connection))
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is over."""
+        if self._of[ConnectionClosed]:
+            self.tell(ConnectionClosed(connection))
 
     # From streams
 
@@ -215,9 +248,12 @@ class Events:
 
     def attached(self, delivery: Delivery) -> None:
         """See `DeliveryEvents.attached`."""
-        delivery.backlog = max(0, delivery.stream.state.durable - delivery.after)
-        self.tell(DeliveryBegan(delivery))
-        if delivery.reply_id is not None or delivery.continues:
+        is_back = delivery.reply_id is not None or delivery.continues
+        if is_back:  # nothing was there before the delivery that begins a call
+            delivery.backlog = max(0, delivery.stream.state.durable - delivery.after)
+        if self._of[DeliveryBegan]:
+            self.tell(DeliveryBegan(delivery))
+        if is_back:
             self.returned(delivery, delivery.backlog)
 
     def returned(self, delivery: Delivery, replayed: int) -> None:
@@ -231,9 +267,12 @@ class Events:
 
     def detached(self, delivery: Delivery, why: str) -> None:
         """See `DeliveryEvents.detached`."""
-        sent = delivery.position - delivery.after
-        self.tell(DeliveryEnded(delivery, sent, min(sent, delivery.backlog)))
+        if self._of[DeliveryEnded]:
+            sent = delivery.position - delivery.after
+            self.tell(DeliveryEnded(delivery, sent, min(sent, delivery.backlog)))
         stream = delivery.stream
+        if stream.is_deferred and stream.state.outcome.is_end:
+            return  # its response went out as a plain one
         if stream.delivery is delivery and not _is_complete(delivery):
             self.tell(CallDetached(stream, LEFT if stream.is_left else why))
 
@@ -241,7 +280,7 @@ class Events:
 def _is_complete(delivery: Delivery) -> bool:
     """Whether the client lacks nothing that this delivery was for, or never gets it."""
     state = delivery.stream.state
-    if state.is_tombstone or (delivery.stream.is_deferred and state.is_ended):
+    if state.is_tombstone:
         return True
     stop = delivery.stop
     return stop is not None and delivery.position >= stop

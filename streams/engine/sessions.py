@@ -79,6 +79,8 @@ class HttpSession(Session):
         self.is_anonymous = caller is None
         self._begun: WeakSet[Stream] = WeakSet()
         self.key = self.name = key
+        # When it began, in trio's time; None for one that an earlier process has begun.
+        self.began_at: float | None = None
         self.seen_at = 0.0  # when it was used last, in wall time
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
         # Around the event stream that belongs to no request, while the client has it open.
@@ -589,7 +591,9 @@ def name_in(event_id: str) -> bytes:
 def new_session(caller: str | None = None) -> tuple[str, HttpSession]:
     """A new session of this caller, and its id for the client."""
     session_id = new_id()
-    return session_id, HttpSession(hashed(session_id), caller)
+    session = HttpSession(hashed(session_id), caller)
+    session.began_at = trio.current_time()
+    return session_id, session
 
 
 def _nameless(key: str) -> str:

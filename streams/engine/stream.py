@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from streams import messages
 from streams.clock import wall
@@ -130,10 +131,9 @@ class Follower(Protocol):
 
 
 class StreamEvents(Protocol):
-    """Is told what happens to streams (`streams.engine.events`). False while nothing listens."""
+    """Is told what happens to streams (`streams.engine.events`), while it `is_heard`."""
 
-    def __bool__(self) -> bool:
-        """Whether anything listens."""
+    is_heard: bool  # whether anything listens
 
     def asked(self, stream: "Stream", request_id: RequestId, method: str) -> None:
         """The handler has sent its client a request."""
@@ -327,6 +327,12 @@ class Stream:
 
     # Its record
 
+    def keep_caller(self, caller: bytes) -> None:
+        """Keep this of the caller of a new call, for its restart. The record is not stored yet."""
+        assert self.record.restart is not None
+        restart = replace(self.record.restart, caller=caller)
+        self.record = replace(self.record, restart=restart)
+
     def store(self) -> None:
         """Give the record to the journal, if that is deferred."""
         if self.is_deferred:
@@ -414,7 +420,7 @@ class Stream:
             if first_id is None:
                 self._answers[request_id] = answer
                 await self._send_request(request_id, messages.request(request_id, method, params))
-                if self._events:
+                if self._events.is_heard:
                     self._events.asked(self, request_id, method)
             if on_sent is not None:
                 on_sent(request_id)
@@ -586,7 +592,7 @@ class Stream:
         self.rerun = rerun
         self._reopen(rerun, questions)
         await rerun.begin()
-        if self._events:
+        if self._events.is_heard:
             self._events.restarted(self)
 
     async def _compared(self, ask: Awaitable[_T]) -> _T:
@@ -617,7 +623,7 @@ class Stream:
         """`why` it is an error; "" for a result."""
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=bool(why), at=wall())
-        if self._events:
+        if self._events.is_heard:
             self._events.ended(self, why)
         if self.is_deferred and self.delivery is not None:
             self.delivery.answer(line)
@@ -710,7 +716,7 @@ class Stream:
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """The client has answered the request at `seq`."""
-        if self._events:
+        if self._events.is_heard:
             assert isinstance(message.id, int | str)
             self._events.answered(self, message.id)
         if self.rerun is None:
@@ -730,7 +736,7 @@ class Stream:
         """
         was_live = self.state.outcome is LIVE
         change = self.state.close(event, self.record.fence, at=wall())
-        if was_live and self._events:
+        if was_live and self._events.is_heard:
             self._events.ended(self, why or change.outcome.value)
         return change
 

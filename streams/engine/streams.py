@@ -14,7 +14,13 @@ import trio
 from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
-from streams.engine.events import CallInterrupted, CallReleased, Events, ResultAbandoned
+from streams.engine.events import (
+    CallInterrupted,
+    CallReleased,
+    Events,
+    ResultAbandoned,
+    SessionEnded,
+)
 from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
@@ -154,7 +160,7 @@ class Streams:
         if self.index.get(stream.id) is not stream:
             return
         stream.is_lost = True
-        if self.events and stream.state.outcome is Outcome.LIVE:
+        if self.events.is_heard and stream.state.outcome is Outcome.LIVE:
             self.events.tell(CallReleased(stream))
         stream.scope.cancel()
         self.index.remove(stream)
@@ -299,7 +305,7 @@ class Streams:
 
     def interrupt(self, stream: Stream) -> None:
         """End a call whose handler has ended with its process and cannot be restarted."""
-        if self.events:
+        if self.events.is_heard:
             self.events.tell(CallInterrupted(stream))
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
@@ -310,7 +316,7 @@ class Streams:
         if self.ends_with_process(stream):
             self.interrupt(stream)
         elif stream.rerun is not None:
-            if self.events and not stream.is_suspended:
+            if self.events.is_heard and not stream.is_suspended:
                 self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()
@@ -372,7 +378,7 @@ class Streams:
             self.drop(stream)
             return
         stream.store()
-        if self.events and stream.state.is_ended and not stream.state.is_drained:
+        if self.events.is_heard and stream.state.is_ended and not stream.state.is_drained:
             self.events.tell(ResultAbandoned(stream))
         self._committer.add(stream.close(event))
         stream.scope.cancel()
@@ -408,6 +414,8 @@ class Streams:
                 self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:
+        if self.events.is_heard and session.began_at is not None:
+            self.events.tell(SessionEnded(session, trio.current_time() - session.began_at))
         # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
             for stream in self.index.wanted(session.principal):

@@ -14,9 +14,10 @@ to 50 ms are written together. `kill -9` loses these.
 
 import logging
 import re
-from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, Protocol
+from weakref import WeakKeyDictionary
 
 import msgspec
 import trio
@@ -34,10 +35,12 @@ from streams.engine.events import (
     CallRestarted,
     CallResumed,
     Event,
+    Events,
     ResultAbandoned,
 )
 from streams.engine.stream import Stream
 from streams.exchange import TraceHeaders, is_anonymous
+from streams.journal.records import Outcome, Record
 from streams.logs import STANDARD_ERROR, escaped, redacted
 
 LOGGER: Final = "calls"
@@ -49,6 +52,10 @@ NAME_LETTERS_MAX: Final = 200  # of a peer's word
 # An anonymous principal is the hash of a session: so much of it tells two of them apart.
 ANONYMOUS_LETTERS: Final = 16
 NAMES_KEPT: Final = 4_096  # in the cache
+
+# A line is rendered when it is written. That of a longer request is rendered at once, so that
+# requests need not stay in memory for lines that are not written.
+KEPT_BYTES_MAX: Final = 4_096
 
 INTERRUPTED: Final = "interrupted"
 
@@ -75,51 +82,134 @@ _read_origin: Final = msgspec.json.Decoder(_Origin).decode
 
 
 class _Called(msgspec.Struct, gc=False):
-    """A call that runs, as far as its record does not tell it."""
+    """A call that has a line, and runs."""
 
     transport: str = ""
     http: TraceHeaders | None = None
-    is_told: bool = False  # that it runs
     left_at: float | None = None  # by its client, in trio's time
 
 
-class Word:
-    """A peer's word, fit for a log: escaped, shortened and without secrets.
-
-    It is no struct, because msgspec would encode that as an object.
-    """
-
-    __slots__ = ("plain", "quoted")
-
-    def __init__(self, plain: str) -> None:
-        self.plain = plain  # for JSON
-        self.quoted = plain if _PLAIN.fullmatch(plain) else repr(plain)  # for a line of text
+Details = Mapping[str, Any]
+Ended = tuple[int, int, Outcome]
+"""Of a call at its end: its messages, their bytes, and how it has ended."""
 
 
-@lru_cache(maxsize=NAMES_KEPT)
-def word(text: str, letters_max: int = NAME_LETTERS_MAX) -> Word:
-    """Make a word fit for a log."""
+class Form(Protocol):
+    """How lines are rendered. No word of a peer has a control character or a secret."""
+
+    def subject(self, kind: str, name: str, principal: str, transport: str) -> str:
+        """The tool or method of a call (`kind`), its principal and its transport ("": unknown)."""
+
+    def details(self, details: Details) -> str:
+        """Fields; those that are None are left out."""
+
+    def ended(self, duration_s: float, messages: int, bytes: int, outcome: Outcome) -> str:
+        """The fields that each call has at its end."""
+
+    def line(self, event: str, level: str, at: str, stream: str, rest: Sequence[str]) -> bytes:
+        """The line of an event, with its newline."""
+
+
+class JsonForm:
+    """Lines of JSON."""
+
+    @staticmethod
+    @lru_cache(maxsize=NAMES_KEPT)
+    def subject(kind: str, name: str, principal: str, transport: str) -> str:
+        """See `Form.subject`."""
+        words = {kind: word(name), "principal": principal_word(principal)}
+        return _members(words | ({"transport": transport} if transport else {}))
+
+    def details(self, details: Details) -> str:
+        """See `Form.details`."""
+        return _members({name: value for name, value in details.items() if value is not None})
+
+    def ended(self, duration_s: float, messages: int, bytes: int, outcome: Outcome) -> str:
+        """See `Form.ended`."""
+        return (
+            f'"duration_s":{duration_s:.6f},"messages":{messages},"bytes":{bytes},'
+            f'"outcome":"{outcome.value}"'
+        )
+
+    def line(self, event: str, level: str, at: str, stream: str, rest: Sequence[str]) -> bytes:
+        """See `Form.line`."""
+        head = (
+            f'"event":"{event}","level":"{level}","timestamp":"{at}","logger":"{LOGGER}",'
+            f'"stream":"{stream}"'
+        )
+        return f"{{{head},{','.join(rest)}}}\n".encode()
+
+
+class TextForm:
+    """Lines of text, as structlog's console renderer writes them to a file."""
+
+    @staticmethod
+    @lru_cache(maxsize=NAMES_KEPT)
+    def subject(kind: str, name: str, principal: str, transport: str) -> str:
+        """See `Form.subject`."""
+        told = f"{kind}={_shown(word(name))} principal={_shown(principal_word(principal))}"
+        return f"{told} transport={transport}" if transport else told
+
+    def details(self, details: Details) -> str:
+        """See `Form.details`."""
+        given = details.items()
+        return " ".join(f"{name}={_shown(value)}" for name, value in given if value is not None)
+
+    def ended(self, duration_s: float, messages: int, bytes: int, outcome: Outcome) -> str:
+        """See `Form.ended`."""
+        return (
+            f"duration_s={duration_s:.6f} messages={messages} bytes={bytes} outcome={outcome.value}"
+        )
+
+    def line(self, event: str, level: str, at: str, stream: str, rest: Sequence[str]) -> bytes:
+        """See `Form.line`."""
+        head = f"{at} [{level:<9}] {event:<30} [{LOGGER}] stream={stream}"
+        return f"{head} {' '.join(rest)}\n".encode()
+
+
+def word(text: str, letters_max: int = NAME_LETTERS_MAX) -> str:
+    """A peer's word, fit for a log: escaped, shortened and without secrets."""
     told = redacted(None, "", escaped(text[:letters_max]).replace("\n", "\\n"))
-    if len(text) > letters_max:
-        told += "…"
-    return Word(told)
+    return f"{told}..." if len(text) > letters_max else told
 
 
-def principal_word(principal: str) -> Word:
+def principal_word(principal: str) -> str:
     """The name of a principal, fit for a log."""
     return word(principal, ANONYMOUS_LETTERS if is_anonymous(principal) else NAME_LETTERS_MAX)
 
 
+def _members(fields: dict[str, Any]) -> str:
+    """The members of an object in JSON, without its braces."""
+    return msgspec.json.encode(fields)[1:-1].decode()
+
+
+def _shown(value: Any) -> str:
+    """A value in a line of text."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else repr(text)
+
+
 class CallLog:
-    """A listener to events that writes the log of calls. `run` it in a task of its own."""
+    """The log of the calls that events tell of. `run` it in a task of its own."""
 
     def __init__(self, level: int = logging.INFO, *, as_json: bool = False) -> None:
         self._level = level
-        self._render = _as_json if as_json else _as_text
-        self._called: dict[Stream, _Called] = {}
-        self._young: dict[Stream, float] = {}  # those that have no line yet, and when they began
+        self._form: Form = JsonForm() if as_json else TextForm()
+        self._young: dict[Stream, CallBegan] = {}  # calls that have no line yet
+        # Calls that have. Of a stream that another replica owns the end is not told here.
+        self._called: WeakKeyDictionary[Stream, _Called] = WeakKeyDictionary()
         self._has_work = trio.Event()
-        self._handlers: Mapping[type[Event], Callable[[Any], None]] = {
+        self._is_working = False
+
+    def listen_to(self, events: Events) -> None:
+        """Write what these events tell from now on. Nothing is told above the level warning."""
+        if self._level <= logging.WARNING:
+            events.listen(self._interrupted, [CallInterrupted])
+        if self._level > logging.INFO:
+            return
+        handlers: Mapping[type[Event], Callable[[Any], None]] = {
             CallBegan: self._began,
             CallDetached: self._detached,
             CallResumed: self._resumed,
@@ -127,16 +217,11 @@ class CallLog:
             CallAnswered: self._answered,
             CallEnded: self._ended,
             ResultAbandoned: self._result_abandoned,
-            CallInterrupted: self._interrupted,
             CallReleased: self._released,
             CallRestarted: self._restarted,
         }
-
-    def listen(self, event: Event) -> None:
-        """Write what is to be written about this event."""
-        handle = self._handlers.get(type(event))
-        if handle is not None:
-            handle(event)
+        for kind, handler in handlers.items():
+            events.listen(handler, [kind])
 
     async def run(self) -> None:
         """Write lines that wait, and tell of calls that take long, for ever."""
@@ -148,183 +233,176 @@ class CallLog:
                     await trio.sleep(TOGETHER_S)
                     self._tell_of_long()
                     STANDARD_ERROR.write_waiting()
+                self._is_working = False
         finally:
             STANDARD_ERROR.write_waiting()
 
+    def _work(self) -> None:
+        self._is_working = True
+        self._has_work.set()
+
     def _tell_of_long(self) -> None:
-        long_ago = trio.current_time() - LONG_S
+        long_ago = wall() - LONG_S
         while self._young:
-            stream, began_at = next(iter(self._young.items()))
-            if began_at > long_ago:
+            stream = next(iter(self._young))
+            if stream.record.created_at > long_ago:
                 break
             self._tell_that_it_runs(stream)
 
     # Events
 
     def _began(self, event: CallBegan) -> None:
-        stream = event.stream
-        self._called[stream] = _Called(event.transport, event.http)
-        if self._level <= logging.INFO:
-            self._young[stream] = trio.current_time()
-            if self._level < logging.INFO:
-                self._tell_that_it_runs(stream)
-        self._has_work.set()
+        self._young[event.stream] = event
+        if self._level < logging.INFO:
+            self._tell_that_it_runs(event.stream)
+        if not self._is_working:
+            self._work()
 
     def _tell_that_it_runs(self, stream: Stream) -> None:
         """Write the line for the begin of a call, unless that was written."""
-        called = self._called.get(stream)
-        if called is None or called.is_told:
-            return
-        called.is_told = True
-        del self._young[stream]
-        age_s = round(max(0.0, wall() - stream.record.created_at), 3)
-        self._write("call began", stream, {"age_s": age_s} if age_s >= TOGETHER_S else {})
+        if (began := self._young.pop(stream, None)) is not None:
+            called = self._called[stream] = _Called(began.transport, began.http)
+            age_s = round(_seconds_since(stream.record.created_at), 3)
+            self._write("call began", stream, called, {"age_s": age_s or None})
 
     def _detached(self, event: CallDetached) -> None:
         stream = event.stream
         if not stream.is_reachable and event.why == "gone":
             return  # it is cancelled now, which has a line of its own
-        if (called := self._called.get(stream)) is not None:
-            called.left_at = trio.current_time()
-        self._happened("call detached", stream, {"why": event.why})
+        called = self._happened("call detached", stream, why=event.why)
+        called.left_at = trio.current_time()
 
     def _resumed(self, event: CallResumed) -> None:
-        stream, called = event.stream, self._called.get(event.stream)
-        details: dict[str, Any] = {"by": event.transport, "after": event.after}
+        state, called = event.stream.state, self._called.get(event.stream)
+        away_s = None
         if called is not None and called.left_at is not None:
-            details["away_s"] = round(trio.current_time() - called.left_at, 3)
+            away_s = round(trio.current_time() - called.left_at, 3)
             called.left_at = None
-        if event.replayed:
-            details["missed"] = event.replayed
-            open_questions = stream.state.questions.values()
-            if asked := sum(question.seq > event.after for question in open_questions):
-                details["questions"] = asked
-            if stream.state.is_ended:
-                details["has_result"] = True
-        self._happened("call resumed", stream, details)
+        asked = sum(each.seq > event.after for each in state.questions.values())
+        self._happened(
+            "call resumed",
+            event.stream,
+            by=event.transport,
+            after=event.after,
+            away_s=away_s,
+            missed=event.replayed,
+            questions=asked or None,
+            has_result=state.is_ended or None,
+        )
 
     def _asked(self, event: CallAsked) -> None:
-        details = {"asks": word(event.method), "is_attached": event.is_attached}
-        self._happened("call asks", event.stream, details)
+        asks, is_attached = word(event.method), event.is_attached
+        self._happened("call asks", event.stream, asks=asks, is_attached=is_attached)
 
     def _answered(self, event: CallAnswered) -> None:
-        self._happened("call answered", event.stream, {})
+        self._happened("call answered", event.stream)
 
     def _ended(self, event: CallEnded) -> None:
-        stream, state = event.stream, event.stream.state
-        called = self._called.pop(stream, None)
-        self._young.pop(stream, None)
-        if event.why == INTERRUPTED or self._level > logging.INFO:
+        stream = event.stream
+        began = self._young.pop(stream, None)
+        called = self._called.pop(stream, None) if began is None else None
+        if event.why == INTERRUPTED:
             return  # `_interrupted` has told it
-        details: dict[str, Any] = {
-            "duration_s": round(max(0.0, wall() - stream.record.created_at), 6),
-            "messages": state.last,
-            "bytes": state.bytes_numbered,
-            "outcome": event.outcome.value,
-        }
-        if event.why:
-            details["why"] = event.why
-        if called is not None and called.left_at is not None:
-            details["is_attached"] = False
-        self._write("call ended", stream, details, called)
+        state = stream.state
+        ended = state.last, state.bytes_numbered, event.outcome
+        more: Details | None = None
+        is_away = called is not None and called.left_at is not None
+        if event.why or is_away:
+            more = {"why": event.why or None, "is_attached": False if is_away else None}
+        self._write("call ended", stream, began or called, more, ended=ended)
 
     def _result_abandoned(self, event: ResultAbandoned) -> None:
-        kept_s = round(max(0.0, wall() - event.stream.state.ended_at), 3)
-        self._happened("result abandoned", event.stream, {"kept_s": kept_s})
+        kept_s = round(_seconds_since(event.stream.state.ended_at), 3)
+        self._write("result abandoned", event.stream, None, {"kept_s": kept_s})
 
     def _interrupted(self, event: CallInterrupted) -> None:
         stream = event.stream
-        details = {"messages": stream.state.last, "is_attached": stream.delivery is not None}
-        self._write("call interrupted", stream, details, self._called.get(stream), logging.WARNING)
+        called = self._young.get(stream) or self._called.get(stream)
+        is_attached = stream.delivery is not None
+        details = {"messages": stream.state.last, "is_attached": is_attached}
+        self._write("call interrupted", stream, called, details, level="warning")
         STANDARD_ERROR.write_waiting()
 
     def _released(self, event: CallReleased) -> None:
-        self._happened("call released", event.stream, {"messages": event.stream.state.last})
+        self._happened("call released", event.stream, messages=event.stream.state.last)
         self._called.pop(event.stream, None)
 
     def _restarted(self, event: CallRestarted) -> None:
         restart = event.stream.record.restart
-        from_seq = 0 if restart is None else restart.seq
-        self._called.setdefault(event.stream, _Called(is_told=True))
-        self._happened("call restarted", event.stream, {"after": from_seq})
+        after = 0 if restart is None else restart.seq
+        self._happened("call restarted", event.stream, after=after)
 
     # Lines
 
-    def _happened(self, event: str, stream: Stream, details: dict[str, Any]) -> None:
-        """Write a line about a call that needs one, and the one before that its begin needs."""
-        if self._level <= logging.INFO:
-            self._tell_that_it_runs(stream)
-            self._write(event, stream, details)
+    def _happened(self, event: str, stream: Stream, **details: Any) -> _Called:
+        """Write a line about a call, and the one before it that its begin needs."""
+        self._tell_that_it_runs(stream)
+        if (called := self._called.get(stream)) is None:
+            called = self._called[stream] = _Called()
+        self._write(event, stream, called, details)
+        return called
 
     def _write(
         self,
         event: str,
         stream: Stream,
-        details: dict[str, Any],
-        called: _Called | None = None,
-        level: int = logging.INFO,
+        called: _Called | CallBegan | None,
+        details: Details | None,
+        *,
+        ended: Ended | None = None,
+        level: str = "info",
     ) -> None:
-        if level < self._level:
-            return
-        called = called or self._called.get(stream)
-        line = {
-            "event": event,
-            "level": "info" if level == logging.INFO else "warning",
-            "timestamp": utc(wall()),
-            "logger": LOGGER,
-            "stream": stream.id[:8],
-        }
-        _name(line, stream, called)
-        STANDARD_ERROR.add(self._render(line | details))
-        self._has_work.set()
+        transport, http = ("", None) if called is None else (called.transport, called.http)
+        told = (event, level, wall(), stream.record, transport, http, ended, details)
+        render = partial(_line, self._form, *told)
+        if len(stream.record.origin) > KEPT_BYTES_MAX:
+            render = partial(bytes, render())
+        STANDARD_ERROR.add(render)
+        if not self._is_working:
+            self._work()
 
 
-def _name(line: dict[str, Any], stream: Stream, called: _Called | None) -> None:
-    """Add the call's tool or method, principal, transport and trace."""
-    record = stream.record
+def _line(
+    form: Form,
+    event: str,
+    level: str,
+    at: float,
+    record: Record,
+    transport: str,
+    http: TraceHeaders | None,
+    ended: Ended | None,
+    details: Details | None,
+) -> bytes:
+    """A line about the call of a record. Of one that has `ended`, with what that tells."""
     try:
         origin = _read_origin(record.origin)
     except ValueError:  # params of another shape, of a request that a backend understands
         origin = _Origin(str(messages.parse(record.origin).method))
     params = origin.params or _Params()
     if origin.method == "tools/call":
-        line["tool"] = word(str(params.name))
+        subject = form.subject("tool", str(params.name), record.principal, transport)
     else:
-        line["method"] = word(origin.method)
-    line["principal"] = principal_word(record.principal)
-    if called is not None and called.transport:
-        line["transport"] = called.transport
-    trace = _trace_id(params.meta and params.meta.traceparent)
-    if trace is None and called is not None and called.http is not None:
-        trace = _trace_id(called.http.traceparent)
-    if trace is not None:
-        line["trace_id"] = trace
+        subject = form.subject("method", origin.method, record.principal, transport)
+    rest = [subject]
+    if (trace := _trace_id(params.meta, http)) is not None:
+        rest.append(form.details({"trace_id": trace}))
+    if ended is not None:
+        duration_s = max(0.0, at - record.created_at)
+        rest.append(form.ended(duration_s, *ended))
+    if details is not None and (told := form.details(details)):
+        rest.append(told)
+    return form.line(event, level, utc(at), record.stream[:8], rest)
 
 
-def _trace_id(traceparent: Any) -> str | None:
-    found = _TRACEPARENT.match(traceparent) if isinstance(traceparent, str) else None
-    return None if found is None else found[1]
+def _trace_id(meta: _Meta | None, http: TraceHeaders | None) -> str | None:
+    """The trace of a call: that of its `_meta`, else that of its HTTP request."""
+    if meta is None and http is None:
+        return None
+    for given in (meta and meta.traceparent, http and http.traceparent):
+        if isinstance(given, str) and (found := _TRACEPARENT.match(given)) is not None:
+            return found[1]
+    return None
 
 
-def _as_json(line: dict[str, Any]) -> bytes:
-    return _encode(line) + b"\n"
-
-
-def _plain(value: Any) -> str:
-    assert isinstance(value, Word)
-    return value.plain
-
-
-_encode: Final = msgspec.json.Encoder(enc_hook=_plain).encode
-
-
-def _as_text(line: dict[str, Any]) -> bytes:
-    """A line as structlog's console renderer writes it to a file."""
-    told = iter(line.items())
-    (_, event), (_, level), (_, at), (_, logger) = next(told), next(told), next(told), next(told)
-    rest = " ".join(f"{name}={_shown(value)}" for name, value in told)
-    return f"{at} [{level:<9}] {event:<30} [{logger}] {rest}\n".encode()
-
-
-def _shown(value: Any) -> str:
-    return value.quoted if isinstance(value, Word) else str(value)
+def _seconds_since(at: float) -> float:
+    return max(0.0, wall() - at)

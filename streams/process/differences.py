@@ -30,6 +30,7 @@ OF_OPTIONS: Final = {
     "--require-resume-token": "require_resume_token",
     "--json": "json_log",
     "--log-level": "log_level",
+    "--otel": "otel",
 }
 OF_PATIENCE: Final = {
     "--patience": "patience_s",

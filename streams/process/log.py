@@ -17,10 +17,8 @@ def log_as(options: Options) -> None:
 def call_log(options: Options, events: Events) -> CallLog:
     """The log of the calls that `events` tells of. The caller runs it."""
     usual, levels = _levels(options)
-    level = levels.get(LOGGER, usual)
-    log = CallLog(level, as_json=options.json_log)
-    if level <= logging.WARNING:  # no call is told above that
-        events.listen(log.listen)
+    log = CallLog(levels.get(LOGGER, usual), as_json=options.json_log)
+    log.listen_to(events)
     return log
 
 

@@ -20,6 +20,7 @@ from streams.observe.tallies import Renderer, Tallies
 from streams.process.loading import Hosted, Servable
 from streams.process.log import call_log
 from streams.process.options import Options
+from streams.process.telemetry import trace_calls
 from streams.server.running import RunningServer
 
 
@@ -31,6 +32,8 @@ class Observers:
         self.calls = call_log(options, self.events)
         self.tallies: Tallies | None = None
         self.history: History | None = None
+        if options.otel:
+            trace_calls(self.events, are_names_ours=not isinstance(server, Hosted))
         self._child_counts = server.child_counts if isinstance(server, Hosted) else None
         if options.admin is not None:
             self.tallies = Tallies(are_names_ours=not isinstance(server, Hosted))

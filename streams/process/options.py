@@ -242,6 +242,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: tuple[str, ...] = ()
     limits: dict[str, int | float] = {}
     json_log: bool = False
+    otel: bool = False
     log_level: tuple[str, ...] = ()  # see `levels_of`
 
     @property

@@ -80,6 +80,8 @@ def run(options: Options) -> None:
     try:
         deadline = Exit(DEADLINE_S + options.stopping_s, options.grace_s)
         trio.run(_serve_watched, server, options, fds, sockets, guard, deadline, down)
+        if options.otel:  # at the exit its exporters may wait for a collector that is away
+            deadline.begin(END_OF_SIGNAL)
     except* (CannotServe, JournalError, LifespanFailed, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:

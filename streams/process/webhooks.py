@@ -36,7 +36,7 @@ async def open_webhooks(options: Options, journal: Journal) -> AsyncIterator[Hoo
         raise CannotServe(f"No webhooks can be sent: {error}.") from error
     queue = Queue(receivers, given.webhook, has_content=given.webhook_content)
     # With https, names and certificates are those of the system.
-    send = partial(_post, ssl.create_default_context())
+    send = partial(post_webhook, ssl.create_default_context())
     is_private_allowed = given.webhook_private
     sender = Sender(journal, queue, signer, send, is_private_allowed=is_private_allowed)
     async with trio.open_nursery() as nursery:
@@ -82,12 +82,13 @@ def secret_path(journal: Path | None) -> Path:
     return journal.with_name(f"{journal.name}.webhook-secret")
 
 
-async def _post(
+async def post_webhook(
     context: ssl.SSLContext,
     url: str,
     addresses: Sequence[str],
     headers: Mapping[str, str],
     body: bytes,
 ) -> Answer:
+    """See `streams.webhooks.sender.Post`."""
     found = await post(url, addresses, headers, body, ssl_context=context)
     return Answer(found.status, found.fields.get("retry-after", ""))

@@ -21,6 +21,7 @@ from tests.rigs import ROOT
 from tests.rigs.children import NAUGHTY
 from tests.rigs.command import Following
 from tests.rigs.needing import needed
+from tests.rigs.redis_servers import running
 from tests.wire.httppeer import HttpPeer
 from tests.wire.process import ServerProcess, kept_port, wait_until
 from tests.wire.raw import DEADLINE_S, method_is
@@ -221,6 +222,38 @@ def test_promtool_finds_no_fault(tmp_path: Path, token_file: Path) -> None:
             check=False,
         )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_each_replica_tells_of_itself_and_of_a_store_that_is_away(
+    tmp_path: Path, token_file: Path
+) -> None:
+    more = (*options(token_file), "--lease=0.5")
+    with contextlib.ExitStack() as opened:
+        store = opened.enter_context(running("redis", tmp_path / "store", "--appendonly", "yes"))
+        ports = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            replica = ServerProcess(tmp_path / name, store=f"{store.url}/0", options=more)
+            opened.enter_context(replica)
+            replica.hear("/health/ready")
+            ports.append(port_in("".join(replica.log)))
+
+        def told(port: int, name: str) -> list[float]:
+            families = text_string_to_metric_families(metrics(port))
+            samples = [each for family in families for each in family.samples]
+            return [each.value for each in samples if each.name == f"mcp_streams_{name}"]
+
+        wait_until(
+            "both know both", lambda: [told(each, "replicas") for each in ports] == [[2]] * 2
+        )
+        call_once(replica)
+        assert [told(each, "calls_begun_total") for each in ports] == [[0], [2]]
+        assert told(ports[1], "journal_bytes") > [0]
+        store.pause()
+        wait_until("the store is away", lambda: told(ports[0], "store_up") == [0])
+        assert told(ports[0], "ready") == [0]
+        store.resume()
+        wait_until("the store is back", lambda: told(ports[0], "store_up") == [1])
 
 
 def test_they_need_the_operators_token(tmp_path: Path, token_file: Path) -> None:

@@ -85,9 +85,12 @@ async def _head(stream: ClientStream, connection: h11.Connection) -> PostAnswer:
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(bytes(await stream.receive_some(READ_BYTES)))
+            data = bytes(await stream.receive_some(READ_BYTES))
+            if not data:
+                raise h11.RemoteProtocolError("it hung up and gave no response")
+            connection.receive_data(data)
         elif isinstance(event, h11.Response):
             fields = {name.decode(): value.decode("latin-1") for name, value in event.headers}
             return PostAnswer(event.status_code, fields)
         elif not isinstance(event, h11.InformationalResponse):
-            raise h11.RemoteProtocolError("it hung up and gave no response")
+            raise h11.RemoteProtocolError("it sent something else than a response")

@@ -100,7 +100,7 @@ async def test_the_life_of_a_call_is_sent(
     assert list(dict.fromkeys(reader.states)) == ["running", "asking"]
     counts = [data for name, data in reader.events if name == "counts"]
     assert [each["asking"] for each in counts][-1] == 1
-    assert not house.running.engine.events, "a feed that is over listens no more"
+    assert not house.running.engine.events.is_heard, "a feed that is over listens no more"
 
 
 async def test_the_marks_of_a_watched_call_are_sent(

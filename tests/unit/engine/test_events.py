@@ -77,13 +77,13 @@ def server() -> Server:
     return Server("tested", resume_min_s=0, resume_max_s=MAX_S, announce_after_s=0)
 
 
-async def test_events_are_false_while_nothing_listens() -> None:
+async def test_events_know_whether_anything_listens() -> None:
     events, seen = Events(), list[Event]()
-    assert not events
+    assert not events.is_heard
     events.listen(seen.append)
-    assert events
+    assert events.is_heard
     events.unlisten(seen.append)
-    assert not events
+    assert not events.is_heard
 
 
 async def test_a_call_begins_and_ends(heard: Heard, server: Server) -> None:
