@@ -113,7 +113,7 @@ def peer_of(server: ServerProcess, kind: str = "ws-streams") -> Peer:
     return peer
 
 
-# What a browser says of a server that is gone, and of one that starts.
+# Complaints of a browser about a server that is gone, and about one that starts.
 LOST: Final = ("net::ERR_", "[object Event]", "status of 404")
 
 
