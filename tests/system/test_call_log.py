@@ -3,16 +3,18 @@
 import json
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streams.journal.ownership import log_path
+from streams.messages import request
 from tests.acceptance.launch import LINGER, Spawned, owner_pid, wait_for_end
 from tests.rigs.command import run
 from tests.wire.httpclient import HttpClient
-from tests.wire.process import APP, Gate, ServerProcess, wait_until
+from tests.wire.process import APP, CLI, Gate, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S, method_is
 from tests.wire.verbs import PLAIN, POSITIONS, called, start
 
@@ -190,6 +192,32 @@ def test_the_owner_behind_a_relay_logs_beside_its_journal(tmp_path: Path) -> Non
     log = [json.loads(line) for line in log_path(journal).read_text().splitlines()]
     (ended,) = [line for line in log if line["event"] == "call ended"]
     assert (ended["tool"], ended["transport"]) == ("add", "relay")
+
+
+def test_a_host_that_does_not_read_the_log_holds_up_no_call() -> None:
+    """The log is more than a pipe takes. What is lost are whole lines."""
+    calls, told = 2_000, b""
+    host = subprocess.Popen(
+        [*CLI, "serve", APP, "--stdio", *AS_JSON],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    with host:
+        assert host.stdin is not None
+        assert host.stdout is not None
+        assert host.stderr is not None
+        for number in range(calls):
+            params = {"name": "add", "arguments": {"a": number, "b": 1}}
+            host.stdin.write(request(number, "tools/call", params))
+            host.stdin.flush()
+            while json.loads(host.stdout.readline()).get("id") != number:
+                pass  # a message of the tool
+        host.stdin.close()
+        told = host.stderr.read()
+    found = [json.loads(line) for line in told.splitlines()]
+    assert len(told) > 64 * 1024
+    assert all(line["event"] == "call ended" for line in found if line["logger"] == "calls")
 
 
 @pytest.mark.parametrize(
