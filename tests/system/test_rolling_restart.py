@@ -7,6 +7,7 @@ the run longer.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -25,6 +26,7 @@ from streams.exchange import Dialer
 from tests.rigs import ROOT
 from tests.rigs.command import run
 from tests.rigs.rolls import Rolling, balancer
+from tests.system.test_systemd import command_line
 from tests.wire.process import ServerProcess
 from transports import dial
 
@@ -138,6 +140,48 @@ async def test_rolling_restarts_lose_no_call_and_no_client_sees_an_error(
     assert (short["errors"], lasting["errors"]) == ([], [])
     print(f"{ROLLS} restarts: {len(load.ended)} calls, {load.moves} across a restart, and")
     print(f"{short['calls']} + {lasting['calls']} of the official SDK")
+
+
+async def test_a_service_that_is_restarted_at_its_sockets_loses_no_call(tmp_path: Path) -> None:
+    """As `systemctl restart` does it: one process after the other, at sockets that stay."""
+    load = Load(tmp_path / "notes")
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=100) as listening,
+        trio.fail_after(PATIENCE_S),
+    ):
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+        words = ("serve", APP, "--http=127.0.0.1:0", f"--journal={tmp_path / 'journal.db'}")
+        command = command_line([listening], *words, "--grace=5", "--limit=restarts_max=1000000")
+
+        async def served() -> trio.Process:
+            return await trio.lowlevel.open_process(
+                command, stdin=subprocess.DEVNULL, pass_fds=[listening.fileno()]
+            )
+
+        process = await served()
+        try:
+            async with (
+                stock_client(url, "short", load.notes) as stock,
+                trio.open_nursery() as nursery,
+            ):
+                for tool, count, pace in (("lasting", 20, 10.0), ("short", 3, 50.0)):
+                    nursery.start_soon(load.call, tool, dial(url), tool, count, pace)
+                for _ in range(ROLLS):
+                    before = len(load.ended)
+                    while len(load.ended) < before + 5:
+                        await trio.sleep(0.05)
+                    process.send_signal(signal.SIGTERM)
+                    assert await process.wait() == 0
+                    process = await served()
+                    load.rolls += 1
+                load.is_calling = False
+        finally:
+            process.kill()
+            with trio.CancelScope(shield=True):
+                await process.wait()
+    load.check()
+    assert load.moves
+    assert not stock["errors"]
 
 
 async def test_a_second_sigterm_ends_a_drain_at_once(tmp_path: Path) -> None:
