@@ -60,7 +60,26 @@ class Origin(msgspec.Struct, frozen=True):
         )
 
 
+class _Named(msgspec.Struct, gc=False):
+    name: str = ""
+
+
+class _Call(msgspec.Struct, gc=False):
+    method: str
+    params: _Named
+
+
 _decode: Final = msgspec.json.Decoder(_Request).decode
+_decode_call: Final = msgspec.json.Decoder(_Call).decode
+
+
+def tool_in(line: bytes) -> str:
+    """`Origin.of(line).tool`, at a third of the cost for a call that is as MCP has it."""
+    try:
+        call = _decode_call(line)
+    except ValueError:
+        return Origin.of(line).tool
+    return call.params.name if call.method == CALL else call.method[:METHOD_LETTERS_MAX]
 
 
 def _text(value: object) -> str:

@@ -28,7 +28,7 @@ from streams.engine.events import (
 )
 from streams.engine.stream import Stream
 from streams.journal.records import Append, Change, Outcome
-from streams.observe.requests import Origin
+from streams.observe.requests import tool_in
 
 # Upper bounds of buckets, in seconds. A commit takes 0.1 ms without fsync, and 10 ms with it.
 COMMIT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -47,6 +47,7 @@ SAMPLE_S_MAX: Final = 60.0  # a delivery that takes longer counts as one of this
 NAMES_MAX: Final = 100  # of tools with counts of their own
 NAME_LETTERS_MAX: Final = 100
 OTHER: Final = "other"
+SUCCESS: Final = Outcome.COMPLETED.value
 RESUMED: Final = "resumed"  # the result of a resume that was not refused
 # Ends of calls that an outcome does not tell apart: a result that says `isError`, a server that has
 # died, and a client that is lost and could not come back.
@@ -154,9 +155,7 @@ class Tallies:
     def _ended(self, event: CallEnded) -> None:
         outcome = outcome_of(event)
         record = event.stream.record
-        tool = self.names.label(
-            Origin.of(record.origin).tool, has_succeeded=outcome == Outcome.COMPLETED.value
-        )
+        tool = self.names.label(tool_in(record.origin), has_succeeded=outcome == SUCCESS)
         self.calls[tool, outcome] += 1
         if (durations := self.durations.get(tool)) is None:
             durations = self.durations[tool] = Histogram(CALL_S)

@@ -113,7 +113,8 @@ def peer_of(server: ServerProcess, kind: str = "ws-streams") -> Peer:
     return peer
 
 
-LOST: Final = ("net::ERR_", "[object Event]")  # what a browser says of a server that is gone
+# Complaints of a browser about a server that is gone, and about one that starts.
+LOST: Final = ("net::ERR_", "[object Event]", "status of 404")
 
 
 class Seen:
@@ -191,6 +192,13 @@ def test_a_browser_comes_back_to_a_server_that_was_killed(tab: Tab, tmp_path: Pa
         tab.wait_for(says("document.querySelector('#moments')", "restarted"))
 
 
+INJECTED: Final = """
+const script = document.createElement('script');
+script.textContent = 'hacked = 1';
+document.body.append(script);
+"""
+
+
 def test_nothing_of_a_message_is_markup(tab: Tab, serve: Serve) -> None:
     server = serve("--admin-write")
     url = signed_in(tab, server)
@@ -210,6 +218,12 @@ def test_nothing_of_a_message_is_markup(tab: Tab, serve: Serve) -> None:
         assert "more are not shown" in tab.text
         assert "<script>hacked=1</script>" in tab.text
         assert tab.run("typeof hacked") == "undefined"
+        # Even a script that got into the page would not run.
+        tab.run(INJECTED)
+        assert tab.run("typeof hacked") == "undefined"
+        tab.wait_for("true")
+        assert any("Content Security Policy" in each for each in tab.complaints)
+        tab.expected = ("Content Security Policy",)
         assert tab.run("document.images.length") == 0
 
 
@@ -405,10 +419,10 @@ def test_ten_thousand_calls_are_shown_at_once(tab: Tab, serve: Serve) -> None:
     limits = ("streams_per_principal_max=20000", "journal_bytes_max=0")
     server = serve("--admin-write", *(f"--limit={each}" for each in limits))
     url = signed_in(tab, server)
-    with peer_of(server, "ws-mcp") as peer:
+    with peer_of(server, "ws-mcp") as peer, peer_of(server) as other:
         ids = {peer.call("build", n=1) for _ in range(10_000)}
-        tab.wait_for(says("document.querySelector('#figures')", str(len(ids))), 100)
-        newest = start(peer, "order")
+        tab.wait_for(says("document.querySelector('#figures')", f"{len(ids):,}"), 100)
+        newest = start(other, "order")
         took = {"newest": tab.wait_for(row(newest), SEEN_S)}
         tab.wait_for("document.querySelectorAll('#rows tr').length === 100")
         began_at = time.monotonic()
@@ -420,7 +434,7 @@ def test_ten_thousand_calls_are_shown_at_once(tab: Tab, serve: Serve) -> None:
         photograph(tab, "calls-10000")
         tab.resize(DESKTOP)
         tab.wait_for(IS_LIVE)
-        peer.cut()
+        other.cut()
         took["cut"] = tab.wait_for(f"{row(newest)}?.querySelector('.state.detached')", SEEN_S)
         tab.open(f"{url}/?show=asking")
         tab.wait_for("document.querySelectorAll('#rows tr').length === 1")

@@ -110,7 +110,7 @@ def figures(counts: Counts) -> Region:
             tag(
                 "div",
                 tag("p", name),
-                tag("b", number),
+                tag("b", f"{number:,}"),
                 tag("p", more, class_="faint"),
                 class_="figure",
             )

@@ -83,6 +83,12 @@ def region(name: str, id_: str, /, *children: Child, **attributes: Attribute) ->
     return tag(name, *children, id=id_, hx_swap_oob="true", **attributes)
 
 
+def trouble(told: str = "") -> Region:
+    """Why a page shows what was, and not what is; empty while it shows that."""
+    html = region("p", "trouble", told, class_="problem", role="alert", hidden=not told)
+    return Region("trouble", html)
+
+
 class Updates:
     """The regions that one browser has."""
 

@@ -32,10 +32,12 @@ from streams.admin.page.layout import (
     Updates,
     asset_headers,
     page,
-    region,
+    trouble,
 )
 from streams.admin.page.questions import answer_of
+from streams.clock import worked
 from streams.engine.events import Event
+from streams.errors import JournalError, Missing
 from streams.exchange import Headers, HttpError, Request, Responder
 from streams.messages import Run
 from streams.observe.history import History
@@ -52,6 +54,7 @@ LIVE_MAX: Final = 24  # pages with updates; connections of operators are few
 EVENTS: Final[Headers] = (
     ("content-type", "text/event-stream"),
     ("cache-control", "no-store"),
+    ("x-accel-buffering", "no"),
     *SAFE,
 )
 _CHANGES: Final = re.compile(r"/calls/[A-Za-z0-9_-]{1,200}/(?:answer|cut|cancel)|/logout")
@@ -137,7 +140,10 @@ class LivePage:
         path = f"/calls/{stream[:ID_LETTERS]}"
 
         async def read(after: int, bytes_max: int) -> Sequence[Run]:
-            return await self._registry.runs(stream, after, bytes_max=bytes_max)
+            try:
+                return await self._registry.runs(stream, after, bytes_max=bytes_max)
+            except Missing:  # just delivered, and deleted
+                return ()
 
         async def view() -> list[Region]:
             found = await self._registry.call(stream)
@@ -177,7 +183,8 @@ class LivePage:
         headers: Headers = (),
     ) -> None:
         head = _head(self._visitors.form_token(request), live=live is not None)
-        whole = page(f"{title} · mcp-streams", head, body, live=live)
+        shown = (head, trouble().html, body)
+        whole = page(f"{title} · mcp-streams", *shown, live=live)
         await responder.respond(status, (*HTML, *headers), whole)
 
     # Updates
@@ -211,17 +218,18 @@ class LivePage:
         sent_at = trio.current_time()
         while self._gate.has_token(request) or self._visitors.is_operator(request):
             self._has_news = trio.Event()
-            began_at = trio.current_time()
+            spent_s = worked()
             try:
-                html = updates.lacking(await view())
+                html = updates.lacking([trouble(), *await view()])
             except NoSuchCall as error:
-                told = region("dl", "facts", tag("div", str(error), class_="problem"))
-                html = updates.lacking([Region("facts", told)])
-            now = trio.current_time()
-            if html or now - sent_at >= ALIVE_EVERY_S:
+                html = updates.lacking([trouble(str(error))])
+            except JournalError as error:
+                html = updates.lacking([trouble(_away(error))])
+            spent_s = worked() - spent_s
+            if html or trio.current_time() - sent_at >= ALIVE_EVERY_S:
                 await responder.write(_event(html))
                 sent_at = trio.current_time()
-            await trio.sleep(max(SOON_S, self._live * (now - began_at) / SHARE_MAX))
+            await trio.sleep(max(SOON_S, self._live * spent_s / SHARE_MAX))
             with trio.move_on_after(UPDATE_S):
                 await self._has_news.wait()
 
@@ -296,6 +304,8 @@ class LivePage:
                 await answer(request, responder, *parts)
             except NoSuchCall as error:
                 await self._tell(request, responder, HttpError(404, str(error)))
+            except JournalError as error:
+                await self._tell(request, responder, HttpError(503, _away(error)))
             except HttpError as refused:
                 await self._tell(request, responder, refused)
 
@@ -375,6 +385,10 @@ def _event(html: Markup) -> bytes:
         return b":\n\n"
     lines = "".join(f"data: {line}\n" for line in html.split("\n"))
     return f"{lines}\n".encode()
+
+
+def _away(error: JournalError) -> str:
+    return f"The journal does not answer: {error}."
 
 
 def _query(request: Request) -> str:

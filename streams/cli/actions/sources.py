@@ -24,7 +24,7 @@ from streams.observe.registry import NoSuchCall, Page, Registry, Wanted
 from streams.process import state
 from streams.server.storage import Place, open_store
 
-TOKEN_VARIABLE: Final = "MCP_STREAMS_ADMIN_TOKEN"  # nosec B105 # the name of a variable
+TOKEN_VARIABLE: Final = "MCP_STREAMS_ADMIN_TOKEN"
 HTTP: Final = ("http://", "https://", UNIX)
 SERVERS_SHOWN: Final = 20
 

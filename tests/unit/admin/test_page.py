@@ -7,8 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
 
 from streams import messages
+from streams.admin.endpoint import AdminEndpoint
 from streams.admin.gate import Token, TokenGate
 from streams.admin.page import calls, layout
 from streams.admin.page.access import HOLDS_S, Visitors, form_of
@@ -18,9 +22,13 @@ from streams.admin.page.html import Markup, join, tag, text
 from streams.admin.page.layout import Region, Updates, region
 from streams.admin.page.messages import WHOLE_BYTES_MAX, pretty
 from streams.admin.page.questions import answer_of, fields_of, form, shown
+from streams.admin.page.routes import LIVE_MAX, LivePage
+from streams.errors import Missing, Unavailable
 from streams.exchange import HttpError, Request
 from streams.messages import Run
-from streams.observe.registry import CallView, Counts, OpenQuestion, Page
+from streams.observe.history import History
+from streams.observe.registry import CallView, Counts, NoSuchCall, OpenQuestion, Page
+from streams.observe.tallies import Tallies
 
 SECRET = "an operator's secret-0123456789".replace(" ", "-").replace("'", "-")
 CHANGES = re.compile("/calls/[a-z]+/answer")
@@ -371,3 +379,119 @@ def test_a_page_of_ten_minutes_is_small() -> None:
     rates = [SimpleNamespace(at=n, messages_per_s=n, commit_s=0.001) for n in range(600)]
     html: Any = calls.charts(rates).html  # type: ignore[arg-type]
     assert len(html) < 6_000
+
+
+# Updates
+
+
+class Peer:
+    """A responder that keeps what it is sent, for a browser that leaves when it has seen enough."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.sent = b""
+        self.changed = trio.Event()
+        self._has_left = trio.Event()
+
+    async def respond(self, status: int, headers: Any = (), body: bytes = b"") -> None:
+        self.status, self.sent = status, body
+
+    async def start(self, status: int, headers: Any, *first: bytes) -> None:
+        self.status = status
+        await self.write(*first)
+
+    async def write(self, *data: bytes) -> None:
+        self.sent += b"".join(data)
+        self.changed.set()
+        self.changed = trio.Event()
+
+    async def gone(self) -> None:
+        await self._has_left.wait()
+
+    async def until(self, words: str) -> None:
+        while words.encode() not in self.sent:
+            await self.changed.wait()
+        self.sent = b""
+
+    def leave(self) -> None:
+        self._has_left.set()
+
+
+class Calls:
+    """A registry of one call, over a journal that may be away."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.shown = call()
+
+    async def find(self, prefix: str) -> str:
+        if not self.shown.id.startswith(prefix):
+            raise NoSuchCall("No call has this id.")
+        return self.shown.id
+
+    async def call(self, stream: str) -> CallView:
+        if self.failure is not None:
+            raise self.failure
+        return self.shown
+
+    async def runs(self, stream: str, after: int, *, bytes_max: int) -> list[Run]:
+        raise Missing(1, 2)
+
+
+@pytest.fixture
+async def operated() -> tuple[Calls, AdminEndpoint, Request]:
+    registry, let_in = Calls(), gate()
+    live_page = LivePage(registry, History(Tallies()), let_in, Any)  # type: ignore[arg-type]
+    bearer = {"authorization": f"Bearer {SECRET}"}
+    return (
+        registry,
+        AdminEndpoint(let_in, live_page.routes),
+        Request("GET", f"/calls/{registry.shown.id}/live", bearer, b""),
+    )
+
+
+Operated = tuple[Calls, AdminEndpoint, Request]
+
+
+async def test_updates_go_on_when_the_journal_is_back(
+    operated: Operated, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    registry, endpoint, asked_for = operated
+    peer = Peer()
+    nursery.start_soon(endpoint, asked_for, peer)
+    await peer.until("running")
+    registry.failure = Unavailable("the disk is slow")
+    await peer.until("The journal does not answer: the disk is slow.")
+    registry.failure, registry.shown = None, call(state="completed")
+    await peer.until("completed")
+    registry.failure = NoSuchCall("It is forgotten.")
+    await peer.until("It is forgotten.")
+    peer.leave()
+
+
+async def test_a_page_over_a_journal_that_is_away_says_so(operated: Operated) -> None:
+    registry, endpoint, asked_for = operated
+    registry.failure = Unavailable("the disk is slow")
+    peer = Peer()
+    path = asked_for.path.removesuffix("/live")
+    await endpoint(msgspec.structs.replace(asked_for, path=path), peer)  # type: ignore[arg-type]
+    assert peer.status == 503
+    assert "the disk is slow" in peer.sent.decode()
+
+
+async def test_pages_with_updates_are_few(
+    operated: Operated, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    _, endpoint, asked_for = operated
+    peers = [Peer() for _ in range(LIVE_MAX)]
+    for peer in peers:
+        nursery.start_soon(endpoint, asked_for, peer)
+        await peer.until("running")
+    late = Peer()
+    await endpoint(asked_for, late)  # type: ignore[arg-type]
+    assert late.status == 503
+    peers[0].leave()
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(endpoint, asked_for, late)
+    await late.until("running")
+    nursery.cancel_scope.cancel()

@@ -3,7 +3,7 @@
 import pytest
 
 from streams.exchange import TraceHeaders
-from streams.observe.requests import METHOD_LETTERS_MAX, Origin
+from streams.observe.requests import METHOD_LETTERS_MAX, Origin, tool_in
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -45,3 +45,18 @@ def test_what_is_no_request_names_nothing(line: bytes) -> None:
 
 def test_a_method_is_short() -> None:
     assert len(Origin.of(b'{"method":"%s"}' % (b"x" * 5000)).method) == METHOD_LETTERS_MAX
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"method":"tools/call","params":{"name":"build"}}',
+        b'{"method":"tools/call","params":{"name":7}}',
+        b'{"method":"tools/call"}',
+        b'{"method":"resources/read","params":{"name":"x"}}',
+        b'{"method":"%s","params":{}}' % (b"x" * 5000),
+        b"[]",
+    ],
+)
+def test_the_quick_way_to_a_tool_says_the_same(line: bytes) -> None:
+    assert tool_in(line) == Origin.of(line).tool
