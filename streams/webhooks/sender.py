@@ -43,8 +43,11 @@ JITTER: Final = 0.1  # of a pause, more or less: receivers come back to a stream
 ATTEMPT_S: Final = 15.0  # from the look at the name to the status of the answer
 LEASE_S: Final = 60.0  # longer than an attempt and the commit that follows it
 AT_ONCE: Final = 16  # attempts that are under way
-PER_RECEIVER: Final = 4  # of them: one that hangs must not keep all others waiting
-BUSY_S: Final = 5.0  # until a webhook to a receiver with so many is looked at again
+PER_RECEIVER: Final = 8  # of them: one that hangs must not keep all others waiting
+# Until a webhook to a receiver with so many is looked at again; longer where many wait, because
+# each look writes to the journal.
+BUSY_S: Final = 2.0
+MANY: Final = 1000  # that wait: then it is twice as long
 # The longest time between two looks at the journal. In a shared one, dead replicas leave webhooks.
 LOOK_S: Final = 600.0
 LOOK_SHARED_S: Final = 10.0
@@ -134,9 +137,8 @@ class Sender:
         now = self._clock()
         taken = await self._journal.take_webhooks(now, now + LEASE_S, limit=AT_ONCE)
         news = [each for each in taken if not self._has(each)][:room]
-        for webhook in news:
-            self._begin(webhook, nursery)
         if news:
+            self._begin(news, nursery)
             return 0.0
         await self._count()
         waiting = await self._journal.webhooks(limit=AT_ONCE + 1)
@@ -147,19 +149,25 @@ class Sender:
     def _has(self, webhook: Webhook) -> bool:
         return webhook.id in self._under_way or webhook.id in self._busy
 
-    def _begin(self, webhook: Webhook, nursery: trio.Nursery) -> None:
-        where = receiver(webhook.url)
-        if Counter(self._under_way.values())[where] < PER_RECEIVER:
-            self._under_way[webhook.id] = where
-            nursery.start_soon(self._send, webhook)
-        else:
-            self._busy.add(webhook.id)
-            nursery.start_soon(self._put_off, webhook)
+    def _begin(self, webhooks: Sequence[Webhook], nursery: trio.Nursery) -> None:
+        counts = Counter(self._under_way.values())
+        for webhook in webhooks:
+            where = receiver(webhook.url)
+            if counts[where] < PER_RECEIVER:
+                counts[where] += 1
+                self._under_way[webhook.id] = where
+                nursery.start_soon(self._send, webhook)
+            else:
+                self._busy.add(webhook.id)
+        busy = [each for each in webhooks if each.id in self._busy]
+        if busy:
+            nursery.start_soon(self._put_off, busy)
 
-    async def _put_off(self, webhook: Webhook) -> None:
+    async def _put_off(self, webhooks: Sequence[Webhook]) -> None:
         """Make room for webhooks to other receivers."""
-        await self._save(SaveWebhook(replace(webhook, due_at=self._clock() + BUSY_S)))
-        self._busy.discard(webhook.id)
+        later = self._clock() + BUSY_S * (1 + self._queue.waiting / MANY)
+        await self._save(*(SaveWebhook(replace(each, due_at=later)) for each in webhooks))
+        self._busy.difference_update(each.id for each in webhooks)
         self._queue.has_more.set()
 
     async def _send(self, webhook: Webhook) -> None:
@@ -215,13 +223,12 @@ class Sender:
         )
         return SaveWebhook(replace(webhook, attempts=attempts, due_at=self._clock() + pause_s))
 
-    async def _save(self, change: WebhookChange) -> None:
+    async def _save(self, *changes: WebhookChange) -> None:
         async def commit() -> None:
-            await self._journal.commit([change])
+            await self._journal.commit(changes)
 
         await patiently(commit, doing="the journal takes no news of webhooks; trying again")
-        if isinstance(change, DropWebhook):
-            self._queue.waiting -= 1
+        self._queue.waiting -= sum(isinstance(change, DropWebhook) for change in changes)
 
 
 def _without_url(text: str, url: str) -> str:

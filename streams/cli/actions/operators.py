@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, get_args
 
@@ -18,7 +18,7 @@ from streams.cli.actions.admin_client import AdminClient, CannotAsk
 from streams.cli.actions.output import as_json_text, harmless, print_aligned, say
 from streams.cli.actions.sources import CannotLook, Source, Where, source_of
 from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, GONE, USAGE, complain, nearest
-from streams.clock import wall
+from streams.clock import utc, wall
 from streams.errors import first_of
 from streams.observe.details import CallDetail
 from streams.observe.lines import MessageView, in_words
@@ -385,12 +385,15 @@ def counts_of(counts: dict[str, Any]) -> RenderableType:
         if isinstance(value, dict):
             rows += [(f"{name}: {each}", _number(count)) for each, count in value.items()]
         elif value is not None:
-            rows.append((name, _number(value)))
+            rows.append((name, _AS_TEXT.get(name, _number)(value)))
     return _Rows(("what", "now"), rows)
 
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_AS_TEXT: Final[Mapping[str, Callable[[Any], str]]] = {"pid": str, "startedAt": utc}
 
 
 # tail
