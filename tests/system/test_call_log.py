@@ -195,7 +195,7 @@ def test_the_owner_behind_a_relay_logs_beside_its_journal(tmp_path: Path) -> Non
 
 
 def test_a_host_that_does_not_read_the_log_holds_up_no_call() -> None:
-    """The log is more than a pipe takes. What is lost are whole lines."""
+    """The log is more than a pipe takes. Only whole lines are lost."""
     calls, told = 2_000, b""
     host = subprocess.Popen(
         [*CLI, "serve", APP, "--stdio", *AS_JSON],
