@@ -59,6 +59,7 @@ class AdminEndpoint:
     def __init__(self, gate: Gate, routes: Sequence[Route] = ()) -> None:
         self._gate = gate
         self._routes = list(routes)
+        self.is_starting = False  # routes are still to be added
 
     def add(self, *routes: Route) -> None:
         """Enter routes. May be called while requests are answered."""
@@ -95,6 +96,8 @@ class AdminEndpoint:
         if allowed:
             told = ", ".join(dict.fromkeys(allowed))
             raise HttpError(405, f"Ask with {told}.", (("allow", told),))
+        if self.is_starting:
+            raise HttpError(503, "The server is starting: ask again soon.", (("retry-after", "1"),))
         raise HttpError(404, "There is nothing at this path: /health/ready and /api/stats exist.")
 
 

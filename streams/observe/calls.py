@@ -22,7 +22,6 @@ from weakref import WeakKeyDictionary
 import msgspec
 import trio
 
-from streams import messages
 from streams.clock import utc, wall
 from streams.engine.events import (
     CallAnswered,
@@ -42,6 +41,7 @@ from streams.engine.stream import Stream
 from streams.exchange import TraceHeaders, is_anonymous
 from streams.journal.records import Outcome, Record
 from streams.logs import STANDARD_ERROR, escaped, redacted
+from streams.observe.requests import CALL, Origin
 
 LOGGER: Final = "calls"
 
@@ -61,24 +61,6 @@ INTERRUPTED: Final = "interrupted"
 
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _PLAIN: Final = re.compile(r"[^\s\"'=\\]+")
-
-
-class _Meta(msgspec.Struct):
-    traceparent: Any = None
-
-
-class _Params(msgspec.Struct):
-    name: Any = None
-    meta: _Meta | None = msgspec.field(name="_meta", default=None)
-
-
-class _Origin(msgspec.Struct):
-    method: str
-    params: _Params | None = None
-
-
-# Unknown members are skipped at about a gigabyte a second: the arguments may have megabytes.
-_read_origin: Final = msgspec.json.Decoder(_Origin).decode
 
 
 class _Called(msgspec.Struct, gc=False):
@@ -374,17 +356,10 @@ def _line(
     details: Details | None,
 ) -> bytes:
     """A line about the call of a record. Of one that has `ended`, with what that tells."""
-    try:
-        origin = _read_origin(record.origin)
-    except ValueError:  # params of another shape, of a request that a backend understands
-        origin = _Origin(str(messages.parse(record.origin).method))
-    params = origin.params or _Params()
-    if origin.method == "tools/call":
-        subject = form.subject("tool", str(params.name), record.principal, transport)
-    else:
-        subject = form.subject("method", origin.method, record.principal, transport)
-    rest = [subject]
-    if (trace := _trace_id(params.meta, http)) is not None:
+    origin = Origin.of(record.origin)
+    kind = "tool" if origin.method == CALL else "method"
+    rest = [form.subject(kind, origin.tool, record.principal, transport)]
+    if (trace := _trace_id(origin.trace, http)) is not None:
         rest.append(form.details({"trace_id": trace}))
     if ended is not None:
         duration_s = max(0.0, at - record.created_at)
@@ -394,12 +369,10 @@ def _line(
     return form.line(event, level, utc(at), record.stream[:8], rest)
 
 
-def _trace_id(meta: _Meta | None, http: TraceHeaders | None) -> str | None:
+def _trace_id(meta: TraceHeaders | None, http: TraceHeaders | None) -> str | None:
     """The trace of a call: that of its `_meta`, else that of its HTTP request."""
-    if meta is None and http is None:
-        return None
-    for given in (meta and meta.traceparent, http and http.traceparent):
-        if isinstance(given, str) and (found := _TRACEPARENT.match(given)) is not None:
+    for given in (meta, http):
+        if given is not None and (found := _TRACEPARENT.match(given.traceparent)) is not None:
             return found[1]
     return None
 

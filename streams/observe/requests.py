@@ -1,4 +1,4 @@
-"""The original request of a call, as those read it that count and trace calls.
+"""The original request of a call, as those read it that log, count and trace calls.
 
 The words are a client's: they may be of any length and any type.
 """
@@ -26,8 +26,11 @@ class _Params(msgspec.Struct):
     meta: _Meta | None = msgspec.field(default=None, name="_meta")
 
 
-class _Request(msgspec.Struct):
+class _Method(msgspec.Struct):
     method: str = ""
+
+
+class _Request(_Method):
     params: _Params | None = None
 
 
@@ -46,11 +49,11 @@ class Origin(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, line: bytes) -> "Origin":
-        """Read the line of a request. Members of other types than MCP's count as absent."""
+        """Read the line of a request. Params that are not as MCP has them count as absent."""
         try:
             request = _decode(line)
         except ValueError:
-            return cls("")
+            return cls(_method_in(line))
         params, method = request.params or _Params(), request.method[:METHOD_LETTERS_MAX]
         return cls(
             method,
@@ -70,6 +73,7 @@ class _Call(msgspec.Struct, gc=False):
 
 
 _decode: Final = msgspec.json.Decoder(_Request).decode
+_decode_method: Final = msgspec.json.Decoder(_Method).decode
 _decode_call: Final = msgspec.json.Decoder(_Call).decode
 
 
@@ -80,6 +84,13 @@ def tool_in(line: bytes) -> str:
     except ValueError:
         return Origin.of(line).tool
     return call.params.name if call.method == CALL else call.method[:METHOD_LETTERS_MAX]
+
+
+def _method_in(line: bytes) -> str:
+    try:
+        return _decode_method(line).method[:METHOD_LETTERS_MAX]
+    except ValueError:
+        return ""
 
 
 def _text(value: object) -> str:

@@ -56,11 +56,14 @@ class Operators:
             AdminEndpoint(self.gate, routes),
             AdminEndpoint(OwnerGate(), routes),
         )
+        for endpoint in self._endpoints:
+            endpoint.is_starting = True
 
     def add(self, *routes: Route) -> None:
-        """Answer these requests too from now on."""
+        """Answer these requests too from now on: the server has started."""
         for endpoint in self._endpoints:
             endpoint.add(*routes)
+            endpoint.is_starting = False
 
     async def serve_address(
         self, address: str, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -173,9 +173,11 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         registry = Registry(journal, running.engine)
-        operators.add(*api_routes(running, registry, options, nursery))
-        operators.add(*observers.watch(running, journal, registry, nursery))
-        operators.add(*observers.page(running, registry, operators.gate, nursery))
+        operators.add(
+            *api_routes(running, registry, options, nursery),
+            *observers.watch(running, journal, registry, nursery),
+            *observers.page(running, registry, operators.gate, nursery),
+        )
         if options.owned is not None:
             await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)

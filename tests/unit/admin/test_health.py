@@ -52,3 +52,10 @@ async def test_only_get_and_head_are_answered(path: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/health", "/health/ready/", "/mcp", "/HEALTH/LIVE"])
 async def test_other_paths_are_unknown(path: str) -> None:
     assert (await asked(Health(), path)).status == 404
+
+
+async def test_paths_that_may_come_are_unavailable_while_the_server_starts() -> None:
+    endpoint = AdminEndpoint(TokenGate(None), health_routes(Health()))
+    endpoint.is_starting = True
+    assert (await asked_of(endpoint, "/api/stats")).status == 503
+    assert (await asked_of(endpoint, LIVE_PATH)).status == 200

@@ -32,6 +32,7 @@ def test_a_request_that_calls_no_tool_counts_by_its_method() -> None:
         b'{"method":"tools/call","params":{"name":null,"_meta":null}}',
         b'{"method":"tools/call","params":null}',
         b'{"method":"tools/call"}',
+        b'{"method":"tools/call","params":[1]}',
     ],
 )
 def test_what_is_not_as_mcp_has_it_counts_as_absent(line: bytes) -> None:
