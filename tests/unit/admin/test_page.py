@@ -461,7 +461,7 @@ async def test_updates_go_on_when_the_journal_is_back(
     nursery.start_soon(endpoint, asked_for, peer)
     await peer.until("running")
     registry.failure = Unavailable("the disk is slow")
-    await peer.until("The journal does not answer: the disk is slow.")
+    await peer.until("The journal cannot be read: the disk is slow.")
     registry.failure, registry.shown = None, call(state="completed")
     await peer.until("completed")
     registry.failure = NoSuchCall("It is forgotten.")
