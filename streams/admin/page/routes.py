@@ -140,9 +140,13 @@ class LivePage:
             except Missing:  # just delivered, and deleted
                 return ()
 
+        async def pages() -> Sequence[int]:
+            record = await self._registry.record(stream)
+            return () if record is None else record.pages or ()
+
         async def view() -> list[Region]:
             found = await self._registry.call(stream)
-            await messages.advance(found, read)
+            await messages.advance(found, read, pages)
             return one_call.regions(found, self._history.past(stream), messages, path, form_token)
 
         return view

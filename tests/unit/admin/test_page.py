@@ -191,6 +191,27 @@ def test_a_whole_message_is_text() -> None:
     assert "<script>" in found.text
 
 
+async def no_pages() -> tuple[int, ...]:
+    return ()
+
+
+async def test_a_page_of_a_result_is_shown_as_the_api_shows_it() -> None:
+    lines = [messages.result(1, {"content": [{"type": "text", "text": each}]}) for each in "ab"]
+
+    async def read(after: int, bytes_max: int) -> list[Run]:
+        return [Run(1, 2, b"".join(lines))]
+
+    async def pages() -> tuple[int, ...]:
+        return (1,)
+
+    shown_messages = Messages()
+    found = call(numbered=2, durable=2, delivered=0)
+    await shown_messages.advance(found, read, pages)
+    rows, _ = shown_messages.region(found)
+    kinds = [re.findall('class="c-kind">([a-z]+)', html) for html in rows.parts.values()]
+    assert kinds == [["result"], ["page"]], "the newest first"
+
+
 async def test_only_new_messages_are_read() -> None:
     reads: list[tuple[int, int]] = []
 
@@ -204,10 +225,10 @@ async def test_only_new_messages_are_read() -> None:
 
     shown_messages = Messages()
     last = 200
-    await shown_messages.advance(call(numbered=last, durable=last), read)
+    await shown_messages.advance(call(numbered=last, durable=last), read, no_pages)
     last = 202
-    await shown_messages.advance(call(numbered=last, durable=last), read)
-    await shown_messages.advance(call(numbered=last, durable=last), read)
+    await shown_messages.advance(call(numbered=last, durable=last), read, no_pages)
+    await shown_messages.advance(call(numbered=last, durable=last), read, no_pages)
     assert [after for after, _ in reads] == [150, 200]
     rows, _ = shown_messages.region(call(numbered=last, durable=last))
     assert list(rows.parts) == [f"message-{seq}" for seq in range(202, 202 - MESSAGES_MAX, -1)]
@@ -218,7 +239,7 @@ async def test_messages_that_are_deleted_are_no_error() -> None:
         return []
 
     shown_messages = Messages()
-    await shown_messages.advance(call(), read)
+    await shown_messages.advance(call(), read, no_pages)
     rows, _ = shown_messages.region(call())
     assert "All messages were delivered" in rows.html
 
@@ -433,6 +454,9 @@ class Calls:
         if self.failure is not None:
             raise self.failure
         return self.shown
+
+    async def record(self, stream: str) -> None:
+        return None
 
     async def runs(self, stream: str, after: int, *, bytes_max: int) -> list[Run]:
         raise Missing(1, 2)
