@@ -238,12 +238,11 @@ def _moments(past: Past | None) -> Region:
 def _questions(call: CallView, path: str, hidden: Markup | None) -> Region:
     listed = []
     for question in call.questions:
-        number = question.seq
         form = None
         if hidden is not None:
             named = tag("input", type="hidden", name="request", value=question.seq)
-            form = questions.form(question, number, f"{path}/answer", join([hidden, named]))
-        listed.append(questions.shown(question, number, form))
+            form = questions.form(question, f"{path}/answer", join([hidden, named]))
+        listed.append(questions.shown(question, form))
     return Region("questions", region("div", "questions", *listed))
 
 

@@ -254,7 +254,7 @@ def test_the_fields_of_a_schema_become_a_form() -> None:
         is_sure={"type": "boolean", "default": True},
         size={"type": "string", "enum": ["s", "m"]},
     )
-    found = Elements(form(wanted, 3, "/calls/x/answer", Markup("")))
+    found = Elements(form(wanted, "/calls/x/answer", Markup("")))
     assert found.names.count("input") == 3
     assert found.names.count("select") == 1
     assert "script" not in found.names
@@ -282,14 +282,14 @@ def test_any_other_question_is_answered_with_json() -> None:
     for wrong in ("", "[]", "{"):
         with pytest.raises(HttpError):
             answer_of(other, {"result": wrong})
-    assert "<textarea" in form(other, 3, "/", Markup(""))
+    assert "<textarea" in form(other, "/", Markup(""))
 
 
 @pytest.mark.parametrize(
     "params", [[], {"requestedSchema": 3}, {"requestedSchema": {"properties": [1]}}]
 )
 def test_a_question_may_have_any_params(params: Any) -> None:
-    assert "question" in shown(question(params), 3, form(question(params), 3, "/", Markup("")))
+    assert "question" in shown(question(params), form(question(params), "/", Markup("")))
 
 
 def test_without_leave_to_write_there_are_no_forms() -> None:
