@@ -245,12 +245,9 @@ class Events:
 
     def attached(self, delivery: Delivery) -> None:
         """See `DeliveryEvents.attached`."""
-        is_back = delivery.reply_id is not None or delivery.continues
-        if is_back:  # nothing was there before the delivery that begins a call
-            delivery.backlog = max(0, delivery.stream.state.durable - delivery.after)
         if self._of[DeliveryBegan]:
             self.tell(DeliveryBegan(delivery))
-        if is_back:
+        if delivery.is_return:
             self.returned(delivery, delivery.backlog)
 
     def returned(self, delivery: Delivery, replayed: int) -> None:
