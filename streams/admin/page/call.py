@@ -1,6 +1,6 @@
 """One call: its state, its timeline, its open questions and its messages."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -13,7 +13,7 @@ from streams.admin.page.messages import pretty
 from streams.clock import utc, wall
 from streams.messages import Run
 from streams.observe.history import Past
-from streams.observe.lines import MessageView, view
+from streams.observe.lines import Kind, view
 from streams.observe.registry import LIVE_STATES, CallView
 
 MESSAGES_MAX: Final = 50  # on a page
@@ -26,20 +26,33 @@ RULED: Final = frozenset(
 ReadRuns = Callable[[int, int], Awaitable[Sequence[Run]]]
 """The kept messages behind a seq, and at most so many bytes of them."""
 
+ReadPages = Callable[[], Awaitable[Collection[int]]]
+"""The seqs of responses that are not the last one."""
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """A message in the table: see `MessageView`, whose content would take much memory."""
+
+    seq: int
+    kind: Kind
+    size: int
+    text: str
+
 
 class Messages:
     """The messages that one browser is shown: the newest, or those before a seq."""
 
     def __init__(self, before: int | None = None) -> None:
         self.before = before
-        self._seen: dict[int, MessageView] = {}
+        self._seen: dict[int, _Shown] = {}
         self._read = 0
 
-    async def advance(self, call: CallView, read: ReadRuns) -> None:
+    async def advance(self, call: CallView, read: ReadRuns, pages: ReadPages) -> None:
         """Read what is new."""
         end = call.durable if self.before is None else min(call.durable, self.before - 1)
         after = max(self._read, end - MESSAGES_MAX)
         budget = UPDATE_BYTES_MAX
+        interim = await pages() if after < end else ()
         while after < end and budget > 0:
             runs = await read(after, READ_BYTES)
             if not runs:
@@ -48,7 +61,8 @@ class Messages:
                 budget -= len(run.body)
                 for seq, line in enumerate(run.lines, run.seq):
                     if end - MESSAGES_MAX < seq <= end:
-                        self._seen[seq] = msgspec.structs.replace(view(seq, line), message=None)
+                        found = view(seq, line, is_page=seq in interim)
+                        self._seen[seq] = _Shown(seq, found.kind, found.size, found.text)
             after = runs[-1].last
         self._read = after
         for seq in [seq for seq in self._seen if seq <= end - MESSAGES_MAX]:
@@ -224,12 +238,11 @@ def _moments(past: Past | None) -> Region:
 def _questions(call: CallView, path: str, hidden: Markup | None) -> Region:
     listed = []
     for question in call.questions:
-        number = question.seq
         form = None
         if hidden is not None:
             named = tag("input", type="hidden", name="request", value=question.seq)
-            form = questions.form(question, number, f"{path}/answer", join([hidden, named]))
-        listed.append(questions.shown(question, number, form))
+            form = questions.form(question, f"{path}/answer", join([hidden, named]))
+        listed.append(questions.shown(question, form))
     return Region("questions", region("div", "questions", *listed))
 
 
@@ -248,7 +261,7 @@ def _action(path: str, name: str, hidden: Markup, class_: str, sure: str | None 
     return tag("form", hidden, button, method="post", action=path, data_confirm=sure)
 
 
-def _message(call: CallView, message: MessageView) -> Markup:
+def _message(call: CallView, message: _Shown) -> Markup:
     path = f"/calls/{call.id}/messages/{message.seq}"
     waits = "waits" if message.seq > call.delivered else None
     link = tag("a", message.seq, href=path, id=f"to-{message.seq}")
