@@ -137,6 +137,21 @@ def test_a_browser_is_sent_only_what_has_changed() -> None:
     assert updates.lacking([Region("one", one), Region("two", changed)]) == ""
 
 
+def test_a_browser_is_not_sent_what_has_only_become_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for, updates = calls.Asked(), Updates()
+
+    def lacking(at: float, **changed: Any) -> str:
+        monkeypatch.setattr("streams.admin.page.calls.wall", lambda: at)
+        found = Page((call(**changed), call(id="mnopqrstuvwx")), None)
+        return updates.lacking([calls.rows(asked_for, found)])
+
+    assert ">3m 20s<" in lacking(1200.0)
+    assert lacking(1201.0) == ""
+    later = lacking(1202.0, state="completed")
+    assert ">3m 22s<" in later
+    assert "mnopqrstuvwx" not in later, "of the other row only the age has changed"
+
+
 def test_of_a_table_only_the_rows_that_have_changed_are_sent() -> None:
     def table(**rows: str) -> Region:
         parts = {id_: region("tr", id_, words) for id_, words in rows.items()}
