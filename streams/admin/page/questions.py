@@ -1,7 +1,7 @@
 """Open questions of a call: shown to all operators, with a form where they may answer.
 
 The fields of an elicitation's form are those of its schema. Other requests are answered with JSON,
-and so are elicitations whose schema is none that MCP allows: a wrapped server may send any.
+and so are elicitations with a schema that MCP does not allow: a wrapped server may send any.
 """
 
 from typing import Any, Final
