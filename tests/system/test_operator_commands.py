@@ -105,7 +105,9 @@ def test_the_address_needs_the_operators_token(tmp_path: Path, state_folder: Pat
         given.chmod(0o600)
         refused = run("ls", "--admin", url, "--token-file", str(given))
         assert refused.returncode == 2
-        assert "needs the operator's token" in refused.stderr
+        assert "refused the operator's token" in refused.stderr
+        assert "--token-file" in refused.stderr
+        assert "MCP_STREAMS_ADMIN_TOKEN" in refused.stderr
         given.write_text(kept.read_text())
         assert succeeded("ls", "--admin", url, "--token-file", str(given)).stdout
         kept.unlink()
@@ -279,6 +281,9 @@ def test_wrong_words_are_explained(tmp_path: Path) -> None:
             (("ls", journal, "--state", "runing"), 2, "did you mean running"),
             (("ls", journal, "--every", "0"), 2, "--every"),
             (("show", "nothing", "--journal", journal), 4, "No call has an id"),
+            (("show", "WCX", "r.db"), 2, "write show WCX --journal r.db"),
+            (("tail", journal), 2, f"that is a file: write --journal {journal}"),
+            (("cancel", "WCXunknown"), 2, "add --journal FILE or --admin URL"),
             (("cancel", "x", "y", "--journal", journal), 2, "operator"),
         ]
         for words, code, says in cases:
