@@ -201,7 +201,7 @@ def _wrong(shown: Showing) -> str:
 
 
 def _misplaced(command: str, stream: str, place: str | None) -> str:
-    """What to write for a place that stands where a call's id does, or behind it."""
+    """Say what to write for a place that stands where a call's id does, or behind it."""
     if place is not None:
         return f"{command} {stream} {place}: write {command} {stream} {_option(place)}."
     if not set(stream) & set("./:"):  # an id has none of these

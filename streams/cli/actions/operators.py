@@ -185,7 +185,7 @@ class _Again:
         self._has_looked = self._is_away = False
 
     async def look(self, look: Callable[[Source], Awaitable[_T]]) -> _T:
-        """What this look finds. Raises `CannotLook` and `CannotAsk`."""
+        """Look, again where it has to be. Raises `CannotLook` and `CannotAsk`."""
         while True:
             try:
                 self.source = source_now(self.source)
