@@ -192,7 +192,7 @@ class Sender:
         except Failed as failure:
             return self._failed(webhook, failure, about)
         except Unsendable as error:
-            about["webhook"] = ascii(webhook.id)  # it may be what is wrong
+            about["webhook"] = ascii(webhook.id)[1:-1]  # it may be what is wrong
             log.warning("a webhook that cannot be sent is dropped", why=str(error)[:200], **about)
             return DropWebhook(webhook.id)
         if answer.status == GONE:

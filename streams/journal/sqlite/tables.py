@@ -242,7 +242,7 @@ class WebhookTable:
     def drop_unreadable(self) -> Sequence[str]:
         """Delete the rows that no release has written; returns their ids, escaped."""
         unreadable = [
-            (row, ascii(its_id)[1:])
+            (row, ascii(its_id)[2:-1])
             for row, is_typed, its_id, *others in self._execute(_WEBHOOK_TEXTS)
             if not is_typed or _webhook_of((its_id, *others)) is None
         ]
