@@ -14,7 +14,7 @@ from streams.engine.engine import Engine
 from streams.engine.stream import Stream
 from streams.errors import Refusal
 from streams.exchange import HttpError
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import Message, RequestId
 from streams.observe.registry import ID_LETTERS, Registry
 
@@ -36,7 +36,10 @@ class Answering(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
         if isinstance(self.error, str):
             refused = Refusal(REJECTED, self.error)
             return messages.parse(messages.error(self.request_id, refused))
-        return messages.parse(messages.result(self.request_id, self.result))
+        try:
+            return messages.parse(messages.result(self.request_id, self.result))
+        except Refusal as refused:  # nested too deeply
+            raise HttpError(400, refused) from None
 
 
 class Changes:
@@ -50,7 +53,7 @@ class Changes:
         """Cancel a call, whose client is told so. Returns its id, as operators see it."""
         stream = await self._loaded(stream_id)
         self._check_runs(stream)
-        log.info("an operator cancels a call", stream=stream.id[:8])
+        log.info("an operator cancels a call", stream=stream.id[:STREAM_LETTERS])
         self._engine.operations.stop(stream, is_told=True)
         return stream.id[:ID_LETTERS]
 
@@ -63,7 +66,7 @@ class Changes:
             raise HttpError(
                 409, "The call has no such open question: it may be answered already. Look again."
             )
-        log.info("an operator answers a question", stream=stream.id[:8])
+        log.info("an operator answers a question", stream=stream.id[:STREAM_LETTERS])
         self._engine.operations.answer_as(stream, message)
         return stream.id[:ID_LETTERS]
 

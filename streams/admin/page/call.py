@@ -10,7 +10,7 @@ from streams.admin.page.charts import MARKS, Point, Rule, timeline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
 from streams.admin.page.messages import pretty
-from streams.clock import utc, wall
+from streams.clock import lasting, utc, wall
 from streams.messages import Run
 from streams.observe.history import Past
 from streams.observe.lines import Kind, view
@@ -153,7 +153,6 @@ def whole(call: CallView, seq: int, line: bytes) -> Markup:
 
 def _facts(call: CallView) -> Region:
     ended = call.ended_at
-    expires = None if call.expires_at is None else max(0.0, call.expires_at - wall())
     facts: list[tuple[str, Markup | str | int | None]] = [
         ("State", calls.state(call)),
         ("Age", calls.age(call.began_at)),
@@ -162,7 +161,7 @@ def _facts(call: CallView) -> Region:
         ("Transport", call.transport or "none attached"),
         ("Principal", tag("bdi", call.principal)),
         ("Pending messages", calls.pending(call)),
-        ("Kept for", None if expires is None else calls.seconds(expires)),
+        ("Kept for", None if call.expires_at is None else _left(call.expires_at)),
         ("Restarts", call.restarts),
         ("Replica", call.owner or None),
     ]
@@ -177,6 +176,11 @@ def _facts(call: CallView) -> Region:
         class_="facts",
     )
     return Region("facts", html)
+
+
+def _left(until: float) -> Markup:
+    """The time until then; the page's script lets it shrink."""
+    return tag("time", lasting(until - wall()), data_until=f"{until:.0f}")
 
 
 def _timeline(call: CallView, past: Past | None) -> Region:
