@@ -46,6 +46,7 @@ async def post(
     certificate is that of the URL's host. A redirect is an answer like any other.
     """
     address = Address(url, _HTTP)
+    request = _request(address, headers, body)
     failure: OSError = OSError(f"{address.host} has no address")
     for place in places:
         try:
@@ -55,16 +56,14 @@ async def post(
             failure = error
             continue
         try:
-            return await _exchanged(stream, address, headers, body)
+            return await _exchanged(stream, address.host, request, body)
         finally:
             await trio.aclose_forcefully(tcp)
     raise failure
 
 
-async def _exchanged(
-    stream: ClientStream, address: Address, headers: Mapping[str, str], body: bytes
-) -> PostAnswer:
-    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+def _request(address: Address, headers: Mapping[str, str], body: bytes) -> h11.Request:
+    """Raises `ValueError` for headers that HTTP does not allow."""
     fields = {
         "host": address.host_header,
         "user-agent": USER_AGENT,
@@ -74,15 +73,21 @@ async def _exchanged(
         **headers,
     }
     try:
-        request = h11.Request(method="POST", target=address.target, headers=list(fields.items()))
+        return h11.Request(method="POST", target=address.target, headers=list(fields.items()))
     except h11.LocalProtocolError as error:
         raise ValueError(str(error)) from error
+
+
+async def _exchanged(
+    stream: ClientStream, host: str, request: h11.Request, body: bytes
+) -> PostAnswer:
+    connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
     parts = (connection.send(each) for each in (request, h11.Data(body), h11.EndOfMessage()))
     try:
         await stream.send_all(b"".join(part or b"" for part in parts))
         return await _head(stream, connection)
     except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
-        raise ConnectionError(f"{address.host}: no answer: {error}") from error
+        raise ConnectionError(f"{host}: no answer: {error}") from error
 
 
 async def _head(stream: ClientStream, connection: h11.Connection) -> PostAnswer:

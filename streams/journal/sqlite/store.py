@@ -151,7 +151,7 @@ class SQLiteStore:
         with translated(self._path):
             records, dropped = self._transact(self._claimed)
         for shown in dropped:
-            why = "its row in the table `webhooks` has values of other types, or text not in UTF-8"
+            why = "its row in the table `webhooks` has a wrong type, bad UTF-8 or a negative number"
             log.warning("a webhook that cannot be read is dropped", webhook=shown, why=why)
         self._tails.claim()
         known = self._tails.known

@@ -135,10 +135,8 @@ async def test_a_few_interim_responses_are_none() -> None:
 
 @pytest.mark.parametrize("id", ["a\r\nx: y", "é☃"])
 async def test_a_header_that_http_does_not_allow_is_no_failure_of_the_receiver(id: str) -> None:
-    async with receiver() as (port, received):
-        with pytest.raises(ValueError, match=r"header value|ascii"):
-            await post(f"http://a.invalid:{port}/", ["127.0.0.1"], {"webhook-id": id}, b"{}")
-    assert b"".join(received) == b""
+    with pytest.raises(ValueError, match=r"header value|ascii"):
+        await post("http://a.invalid/", [], {"webhook-id": id}, b"{}")
 
 
 @pytest.mark.parametrize("url", ["", "http://[x", "http://a:99999/", "file:///a", "http://a..b/"])
