@@ -12,9 +12,10 @@ from streams.engine.engine import Engine
 from streams.engine.stream import Stream
 from streams.errors import Refusal, Unavailable
 from streams.exchange import HttpError
+from streams.keys import SHOWN_LETTERS
 from streams.logs import log
 from streams.messages import Message, RequestId
-from streams.observe.registry import ID_LETTERS, NoSuchCall, Registry
+from streams.observe.registry import NoSuchCall, Registry
 
 # MCP, on sampling: "User rejected sampling request" has this code in the example of the spec.
 REJECTED: Final = -1
@@ -50,7 +51,7 @@ class Changes:
         self._check_runs(stream)
         log.info("an operator cancels a call", stream=stream.id[:8])
         self._engine.operations.stop(stream, is_told=True)
-        return stream.id[:ID_LETTERS]
+        return stream.id[:SHOWN_LETTERS]
 
     async def answer(self, prefix: str, answer: Answering) -> str:
         """Answer an open question in place of the client. The first answer counts."""
@@ -63,7 +64,7 @@ class Changes:
             )
         log.info("an operator answers a question", stream=stream.id[:8])
         self._engine.operations.answer_as(stream, message)
-        return stream.id[:ID_LETTERS]
+        return stream.id[:SHOWN_LETTERS]
 
     def cut(self, number: int) -> None:
         """Close a connection. Its client may come back at once, and resume."""
@@ -82,7 +83,7 @@ class Changes:
         except Unavailable as error:
             raise HttpError(503, f"The journal does not answer ({error}): try again.") from None
         if stream is None:
-            raise HttpError(404, f"The call {prefix[:ID_LETTERS]} is forgotten.")
+            raise HttpError(404, f"The call {prefix[:SHOWN_LETTERS]} is forgotten.")
         return stream
 
     @staticmethod

@@ -23,9 +23,9 @@ from streams.engine.engine import Engine
 from streams.engine.lifecycle import Question
 from streams.engine.stream import Stream
 from streams.journal.records import Outcome, Record
+from streams.keys import SHOWN_LETTERS
 from streams.messages import RequestId, Run
 
-ID_LETTERS: Final = 12  # of a streamId: 42 random bits behind the time, the others stay secret
 NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
 PAGE_MAX: Final = 1_000  # calls
 # Calls that one request for a page looks at, where it wants few of them: about 100 ms, in pieces.
@@ -293,7 +293,7 @@ class Registry:
         stream = None if self._engine is None else self._engine.index.get(stream_id)
         found: Stream | Record | None = stream or await self._journal.find(stream_id)
         if found is None:
-            raise NoSuchCall(f"The call {stream_id[:ID_LETTERS]} is forgotten.")
+            raise NoSuchCall(f"The call {stream_id[:SHOWN_LETTERS]} is forgotten.")
         return self._view(found)
 
     async def record(self, stream_id: str) -> Record | None:
@@ -321,7 +321,7 @@ class Registry:
             principal=session.principal[:NAME_LETTERS_MAX],
             client="" if client is None else client.info.name[:NAME_LETTERS_MAX],
             opened_s=max(0.0, trio.current_time() - connection.opened_at),
-            calls=tuple(each.stream.id[:ID_LETTERS] for each in connection.deliveries),
+            calls=tuple(each.stream.id[:SHOWN_LETTERS] for each in connection.deliveries),
             unsent_bytes=connection.channel.unsent_bytes(),
         )
 
@@ -337,7 +337,7 @@ class Registry:
         is_live = state.outcome is Outcome.LIVE
         live: State = "asking" if state.questions else "running"
         return CallView(
-            id=stream.id[:ID_LETTERS],
+            id=stream.id[:SHOWN_LETTERS],
             number=stream.number,
             tool=tool_of(record.origin),
             principal=record.principal[:NAME_LETTERS_MAX],
@@ -366,7 +366,7 @@ class Registry:
         live: State = "running" if self._is_served or record.owner else "stopped"
         restart = record.restart
         return CallView(
-            id=record.stream[:ID_LETTERS],
+            id=record.stream[:SHOWN_LETTERS],
             number=record.number,
             tool=tool_of(record.origin),
             principal=record.principal[:NAME_LETTERS_MAX],

@@ -8,7 +8,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
 from streams.journal.memory import MemoryJournal
-from streams.observe.registry import ID_LETTERS, NoSuchCall, Registry, Wanted, tool_of
+from streams.keys import SHOWN_LETTERS
+from streams.observe.registry import NoSuchCall, Registry, Wanted, tool_of
 from tests.rigs.server import POSITIONS, STREAMS, House, Steps, Talker, open_house
 
 SERVER_LIMITS = Limits(resident_max=0)
@@ -46,7 +47,7 @@ async def test_a_running_call_is_shown_with_its_client(
     registry = registry_of(house)
     [call] = (await registry.calls()).calls
     assert (call.tool, call.state, call.principal) == ("step", "running", "alice")
-    assert call.id == stream[:ID_LETTERS]
+    assert call.id == stream[:SHOWN_LETTERS]
     assert (call.numbered, call.durable, call.handed, call.pending) == (1, 1, 1, 1)
     assert call.is_attached
     assert call.expires_at is None
