@@ -8,14 +8,14 @@
 
 The states of a webhook that is in the journal:
 
-| state     | `due_at`                            | held in      | then                              |
-|-----------|-------------------------------------|--------------|-----------------------------------|
-| waiting   | later: `SCHEDULE`, `Retry-After`    |              | due, at that time                 |
-| due       | past                                |              | taken, by one replica             |
-| taken     | `LEASE_S` later in a shared journal |              | under way at once, or put off if  |
-|           |                                     |              | `PER_RECEIVER` are under way there|
-| under way | as taken                            | `_under_way` | dropped, or waiting               |
-| put off   | `BUSY_S` later or more              | `_busy`      | waiting, once that is committed   |
+| state     | `due_at`                            | held in      | then                            |
+|-----------|-------------------------------------|--------------|---------------------------------|
+| waiting   | later: `SCHEDULE`, `Retry-After`    |              | due, at that time               |
+| due       | past                                |              | taken, by one replica           |
+| taken     | `LEASE_S` later in a shared journal |              | under way; put off if too many  |
+|           |                                     |              | are under way to its receiver   |
+| under way | as taken                            | `_under_way` | dropped, or waiting             |
+| put off   | `BUSY_S` later or more              | `_busy`      | waiting, once that is committed |
 
 What a replica has taken and does not send is due again only after `LEASE_S`. So in a shared journal
 it takes no more than it has room for.
