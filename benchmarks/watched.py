@@ -1,4 +1,4 @@
-"""What it costs to watch a server, on the day of `benchmarks.soak`.
+"""The cost of watching a server, on the day of `benchmarks.soak`.
 
     python -m benchmarks.watched --minutes 10
 
@@ -46,7 +46,7 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What one server has done after the warm-up, and used for it."""
+    """The actions of one server after the warm-up, and the resources that they have used."""
 
     actions: int
     cpu_s: float
@@ -85,7 +85,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class _Subject:
-    """A server that has its day, and what it has used so far."""
+    """A server that has its day, and its use of resources so far."""
 
     def __init__(self, day: Day) -> None:
         self.day = day
@@ -103,14 +103,14 @@ class _Subject:
         self._resident.append(resident_bytes(self._pid))
 
     def cost(self) -> Cost:
-        """What it has done and used since `begin`."""
+        """Its actions since `begin`, and the resources that they have used."""
         actions = int(self.day.done.total() - self._actions)
         used_s = cpu_s(self._pid) - self._cpu_s
         return Cost(actions, used_s, int(statistics.median(self._resident)))
 
 
 class Operators:
-    """Those who scrape a server and look at its page, over a Unix socket."""
+    """Scrapers of a server, and readers of its page, over a Unix socket."""
 
     def __init__(self, path: Path, token: str) -> None:
         self._path = path

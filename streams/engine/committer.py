@@ -23,6 +23,7 @@ from streams.errors import (
     refusal,
 )
 from streams.exchange import authenticated
+from streams.faults import log_failure
 from streams.journal.contract import Journal, Shortage
 from streams.journal.records import Ack, Append, Change, Evict, Forget
 from streams.limits import MIB, STORE_RETRY_S
@@ -165,16 +166,19 @@ class Committer:
         self.mark(_Waiter(do), 0, may_wait=may_wait)
 
     @property
+    def trouble(self) -> str:
+        """Why the journal takes nothing now; "" while it takes changes."""
+        trouble = self._trouble
+        return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
+
+    @property
     def why_not(self) -> str:
-        """Why the journal takes nothing now; "" while it takes changes.
+        """Why clients should go elsewhere; "" where they should not.
 
         A shortage of room is no reason: clients must come in to confirm what they have. Nor is a
         store that is away, which is away for all replicas: see `Leases.is_late`.
         """
-        trouble = self._trouble
-        if trouble is None or isinstance(trouble, StoreAway):
-            return ""
-        return f"the journal takes nothing new now ({trouble})"
+        return "" if isinstance(self._trouble, StoreAway) else self.trouble
 
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.
@@ -282,13 +286,19 @@ class Committer:
         began_at = trio.current_time()
         await self._commit(changes, taken)
         self._is_committing = False
-        for tell in self.listeners:
-            tell(trio.current_time() - began_at, changes)
+        self._tell_listeners(trio.current_time() - began_at, changes)
         _tell(taken)
         if self.hooks is not None:
             self.hooks.committed()
         self._done.set()
         self._done = trio.Event()
+
+    def _tell_listeners(self, took_s: float, changes: Sequence[Change]) -> None:
+        for tell in self.listeners:
+            try:
+                tell(took_s, changes)
+            except Exception as error:
+                log_failure("a listener to commits failed", error)
 
     def _look_for_room(self) -> None:
         """Ask the journal for shortages, but not at each commit: that asks the disk.

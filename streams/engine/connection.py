@@ -348,7 +348,7 @@ class Delivery:
         self.waited_s = trio.current_time() - connection.asked_at
         self.attached_at = wall() - self.waited_s
         self.position = self.after = after
-        self.backlog = 0  # messages that were there when it was attached, for `DeliveryEvents`
+        self.backlog = 0  # messages that were there when it was attached
         self.missing = (-1, 0.0)  # the position behind which lines are missing, and since when
         self.written = after - 1  # becomes `after` once the preamble is written
         self.preamble = preamble
@@ -365,6 +365,11 @@ class Delivery:
         self.is_held = False
         self.is_open = False  # the preamble was handed to the sender
         self.is_over = self.is_closed = False  # nothing more is handed to it; it was detached
+
+    @property
+    def is_return(self) -> bool:
+        """Whether its client comes back to the stream, rather than begins it."""
+        return self.reply_id is not None or self.continues
 
     @property
     def reader(self) -> Session:
@@ -685,6 +690,8 @@ class Connection:
         if not framing.announces:
             delivery.preamble, delivery.dialects = tuple, ()
         stream.attach(delivery)
+        if delivery.is_return:
+            delivery.backlog = max(0, stream.state.durable - delivery.after)
         if self.events.is_heard:
             self.events.attached(delivery)
         if not stream.is_held:

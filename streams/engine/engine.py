@@ -561,13 +561,19 @@ class Engine:
         """Why this process should get no new connections now; "" where it should."""
         if self._is_closing:
             return "it is shutting down"
-        return "it is draining: it takes no new calls" if self.is_draining else self.why_no_commits
+        if self.is_draining:
+            return "it is draining: it takes no new calls"
+        return self._why_late or self._committer.why_not
 
     @property
     def why_no_commits(self) -> str:
         """Why the journal takes nothing now; "" while it takes changes."""
+        return self._why_late or self._committer.trouble
+
+    @property
+    def _why_late(self) -> str:
         is_late = self._replicas is not None and self._replicas.leases.is_late
-        return "the store of the journal does not answer" if is_late else self._committer.why_not
+        return "the store of the journal does not answer" if is_late else ""
 
     @property
     def replicas_alive(self) -> int:

@@ -176,13 +176,12 @@ LEFT: Final = "left"
 class Events:
     """Tells listeners. The engine calls its methods only while it `is_heard`."""
 
-    __slots__ = ("_count", "_of", "enter_handler", "is_heard")
+    __slots__ = ("_of", "enter_handler", "is_heard")
 
     def __init__(self) -> None:
         # Called in the task of each handler before that begins.
         self.enter_handler: Callable[[Stream], object] | None = None
         self._of: dict[type[Event], tuple[Listener, ...]] = dict.fromkeys(KINDS, ())
-        self._count = 0
         self.is_heard = False  # whether anything listens
 
     def listen(self, listener: Listener, kinds: Collection[type[Event]] = KINDS) -> None:
@@ -190,17 +189,15 @@ class Events:
 
         Interrupted and restarted calls are told at the start of the engine. So listen before that.
         """
-        self._count += 1
         self.is_heard = True
         for kind in kinds:
             self._of[kind] = (*self._of[kind], listener)
 
     def unlisten(self, listener: Listener) -> None:
         """Call this no more."""
-        self._count -= 1
-        self.is_heard = self._count > 0
         for kind, listeners in self._of.items():
             self._of[kind] = tuple(each for each in listeners if each != listener)
+        self.is_heard = any(self._of.values())
 
     def tell(self, event: Event) -> None:
         """Tell those that listen to events of this kind."""
@@ -248,12 +245,9 @@ class Events:
 
     def attached(self, delivery: Delivery) -> None:
         """See `DeliveryEvents.attached`."""
-        is_back = delivery.reply_id is not None or delivery.continues
-        if is_back:  # nothing was there before the delivery that begins a call
-            delivery.backlog = max(0, delivery.stream.state.durable - delivery.after)
         if self._of[DeliveryBegan]:
             self.tell(DeliveryBegan(delivery))
-        if is_back:
+        if delivery.is_return:
             self.returned(delivery, delivery.backlog)
 
     def returned(self, delivery: Delivery, replayed: int) -> None:

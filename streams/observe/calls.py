@@ -64,11 +64,12 @@ _PLAIN: Final = re.compile(r"[^\s\"'=\\]+")
 
 
 class _Called(msgspec.Struct, gc=False):
-    """A call that has a line, and runs."""
+    """A call that runs. Times are trio's."""
 
+    began_at: float
     transport: str = ""
     http: TraceHeaders | None = None
-    left_at: float | None = None  # by its client, in trio's time
+    left_at: float | None = None  # by its client
 
 
 Details = Mapping[str, Any]
@@ -179,7 +180,7 @@ class CallLog:
     def __init__(self, level: int = logging.INFO, *, as_json: bool = False) -> None:
         self._level = level
         self._form: Form = JsonForm() if as_json else TextForm()
-        self._young: dict[Stream, CallBegan] = {}  # calls that have no line yet
+        self._young: dict[Stream, _Called] = {}  # calls that have no line yet, oldest first
         # Calls that have. Of a stream that another replica owns the end is not told here.
         self._called: WeakKeyDictionary[Stream, _Called] = WeakKeyDictionary()
         self._has_work = trio.Event()
@@ -224,17 +225,17 @@ class CallLog:
         self._has_work.set()
 
     def _tell_of_long(self) -> None:
-        long_ago = wall() - LONG_S
+        long_ago = trio.current_time() - LONG_S
         while self._young:
-            stream = next(iter(self._young))
-            if stream.record.created_at > long_ago:
+            stream, called = next(iter(self._young.items()))
+            if called.began_at > long_ago:
                 break
             self._tell_that_it_runs(stream)
 
     # Events
 
     def _began(self, event: CallBegan) -> None:
-        self._young[event.stream] = event
+        self._young[event.stream] = _Called(trio.current_time(), event.transport, event.http)
         if self._level < logging.INFO:
             self._tell_that_it_runs(event.stream)
         if not self._is_working:
@@ -242,9 +243,9 @@ class CallLog:
 
     def _tell_that_it_runs(self, stream: Stream) -> None:
         """Write the line for the begin of a call, unless that was written."""
-        if (began := self._young.pop(stream, None)) is not None:
-            called = self._called[stream] = _Called(began.transport, began.http)
-            age_s = round(_seconds_since(stream.record.created_at), 3)
+        if (called := self._young.pop(stream, None)) is not None:
+            self._called[stream] = called
+            age_s = round(trio.current_time() - called.began_at, 3)
             self._write("call began", stream, called, {"age_s": age_s or None})
 
     def _detached(self, event: CallDetached) -> None:
@@ -281,8 +282,7 @@ class CallLog:
 
     def _ended(self, event: CallEnded) -> None:
         stream = event.stream
-        began = self._young.pop(stream, None)
-        called = self._called.pop(stream, None) if began is None else None
+        called = self._young.pop(stream, None) or self._called.pop(stream, None)
         if event.why == INTERRUPTED:
             return  # `_interrupted` has told it
         state = stream.state
@@ -291,10 +291,10 @@ class CallLog:
         is_away = called is not None and called.left_at is not None
         if event.why or is_away:
             more = {"why": event.why or None, "is_attached": False if is_away else None}
-        self._write("call ended", stream, began or called, more, ended=ended)
+        self._write("call ended", stream, called, more, ended=ended)
 
     def _result_abandoned(self, event: ResultAbandoned) -> None:
-        kept_s = round(_seconds_since(event.stream.state.ended_at), 3)
+        kept_s = round(max(0.0, wall() - event.stream.state.ended_at), 3)
         self._write("result abandoned", event.stream, None, {"kept_s": kept_s})
 
     def _interrupted(self, event: CallInterrupted) -> None:
@@ -320,7 +320,7 @@ class CallLog:
         """Write a line about a call, and the one before it that its begin needs."""
         self._tell_that_it_runs(stream)
         if (called := self._called.get(stream)) is None:
-            called = self._called[stream] = _Called()
+            called = self._called[stream] = _Called(trio.current_time())
         self._write(event, stream, called, details)
         return called
 
@@ -328,7 +328,7 @@ class CallLog:
         self,
         event: str,
         stream: Stream,
-        called: _Called | CallBegan | None,
+        called: _Called | None,
         details: Details | None,
         *,
         ended: Ended | None = None,
@@ -375,7 +375,3 @@ def _trace_id(meta: TraceHeaders | None, http: TraceHeaders | None) -> str | Non
         if given is not None and (found := _TRACEPARENT.match(given.traceparent)) is not None:
             return found[1]
     return None
-
-
-def _seconds_since(at: float) -> float:
-    return max(0.0, wall() - at)

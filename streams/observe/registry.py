@@ -25,6 +25,7 @@ from streams.engine.stream import Stream
 from streams.journal.records import Outcome, Record
 from streams.keys import SHOWN_LETTERS
 from streams.messages import RequestId, Run
+from streams.observe.requests import tool_in
 
 NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
 PAGE_MAX: Final = 1_000  # calls
@@ -339,7 +340,7 @@ class Registry:
         return CallView(
             id=stream.id[:SHOWN_LETTERS],
             number=stream.number,
-            tool=tool_of(record.origin),
+            tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],
             state=live if is_live else _STATES[state.outcome],
             began_at=record.created_at,
@@ -368,7 +369,7 @@ class Registry:
         return CallView(
             id=record.stream[:SHOWN_LETTERS],
             number=record.number,
-            tool=tool_of(record.origin),
+            tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],
             state=live if record.outcome is Outcome.LIVE else _STATES[record.outcome],
             began_at=record.created_at,
@@ -398,19 +399,8 @@ def connection_of(stream: Stream) -> Connection | None:
     return delivery.connection if isinstance(delivery, Delivery) else None
 
 
-class _Tool(msgspec.Struct):
-    name: str = ""
-
-
-def tool_of(origin: bytes) -> str:
-    """The tool of the originating request, or the method of a request that calls no tool."""
-    try:
-        message = messages.look(origin)
-        method = message.method if isinstance(message.method, str) else ""
-        name = msgspec.json.decode(message.params, type=_Tool).name
-    except ValueError:  # a request may have any params
-        return "unknown"
-    return (name if name and method == "tools/call" else method)[:NAME_LETTERS_MAX]
+def _tool_of(record: Record) -> str:
+    return tool_in(record.origin)[:NAME_LETTERS_MAX] or "unknown"
 
 
 _STATES: Final[dict[Outcome, State]] = {

@@ -44,8 +44,8 @@ class Origin(msgspec.Struct, frozen=True):
 
     @property
     def tool(self) -> str:
-        """The tool; for a request that calls no tool, its method."""
-        return self.target if self.method == CALL else self.method
+        """The tool; for a request that names no tool, its method."""
+        return (self.target if self.method == CALL else "") or self.method
 
     @classmethod
     def of(cls, line: bytes) -> "Origin":
@@ -83,7 +83,8 @@ def tool_in(line: bytes) -> str:
         call = _decode_call(line)
     except ValueError:
         return Origin.of(line).tool
-    return call.params.name if call.method == CALL else call.method[:METHOD_LETTERS_MAX]
+    name = call.params.name if call.method == CALL else ""
+    return name or call.method[:METHOD_LETTERS_MAX]
 
 
 def _method_in(line: bytes) -> str:

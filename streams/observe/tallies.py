@@ -84,13 +84,6 @@ class Histogram:
         """For each bound, and for infinity, how many values are not above it."""
         return list(zip((*self.bounds, float("inf")), accumulate(self.counts), strict=True))
 
-    def quantile(self, share: float) -> float:
-        """The upper bound of the bucket below which this share of the values lies; 0.0 without
-        values.
-        """
-        wanted = share * self.count
-        return next((bound for bound, count in self.cumulative if count >= wanted > 0), 0.0)
-
 
 class Names:
     """The names of tools that have counts of their own; all others are counted as `other`.

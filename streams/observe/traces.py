@@ -215,14 +215,17 @@ class Traces:
         self._contexts[stream] = span.get_span_context()
         return span
 
-    def _first(self, stream: Stream, origin: Origin) -> SpanContext | None:
+    def _first(self, stream: Stream, origin: Origin | None = None) -> SpanContext | None:
         """The context of the call's span, as far as it is known: at last, the client's."""
         known = self._contexts.get(stream)
         if known is not None:
             return known
         restart = stream.record.restart
         kept = "" if restart is None else self._kept(restart.caller)
-        context = _extracted(TraceHeaders(kept) if kept else origin.trace)
+        if kept:
+            context = _extracted(TraceHeaders(kept))
+        else:
+            context = _extracted((origin or Origin.of(stream.record.origin)).trace)
         return _span_context(context) if _has_span(context) else None
 
     def _ended(self, event: CallEnded) -> None:
@@ -295,7 +298,7 @@ class Traces:
         stream, connection = delivery.stream, delivery.connection
         if _is_whole(delivery):
             return
-        first = self._first(stream, Origin.of(stream.record.origin))
+        first = self._first(stream)
         # A WebSocket's handshake belongs to all that follows, and so to none of it.
         http = connection.http_trace if connection.is_response else None
         span = self._tracer.start_span(

@@ -7,7 +7,7 @@
 3. The owner closes its listeners, and drains: see `streams.engine.engine.Engine.drain`.
 4. The next process owns the journal, continues its calls, and serves what has come meanwhile.
 
-What ends an owner, and the functions that run then:
+The steps of an owner that ends, by their cause:
 
 | cause                                      | grace       | steps                                |
 |--------------------------------------------|-------------|--------------------------------------|

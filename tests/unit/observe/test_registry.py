@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Limits, Server
 from streams.journal.memory import MemoryJournal
 from streams.keys import SHOWN_LETTERS
-from streams.observe.registry import NoSuchCall, Registry, Wanted, tool_of
+from streams.observe.registry import NoSuchCall, Registry, Wanted
 from tests.rigs.server import POSITIONS, STREAMS, House, Steps, Talker, open_house
 
 SERVER_LIMITS = Limits(resident_max=0)
@@ -176,20 +176,3 @@ async def test_a_journal_alone_shows_calls_that_no_process_runs(
     assert isinstance(left, MemoryJournal)
     call = await Registry(left, is_served=False).call(stream)
     assert (call.state, call.is_in_memory, call.transport) == ("stopped", False, "")
-
-
-@pytest.mark.parametrize(
-    ("origin", "tool"),
-    [
-        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"add"}}', "add"),
-        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":7}}', "unknown"),
-        (
-            b'{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"name":"x"}}',
-            "resources/read",
-        ),
-        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call"}', "tools/call"),
-        (b"\xff", "unknown"),
-    ],
-)
-def test_the_tool_is_that_of_the_request(origin: bytes, tool: str) -> None:
-    assert tool_of(origin) == tool

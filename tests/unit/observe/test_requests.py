@@ -61,3 +61,17 @@ def test_a_method_is_short() -> None:
 )
 def test_the_quick_way_to_a_tool_says_the_same(line: bytes) -> None:
     assert tool_in(line) == Origin.of(line).tool
+
+
+@pytest.mark.parametrize(
+    ("line", "tool"),
+    [
+        (b'{"method":"tools/call","params":{"name":"add"}}', "add"),
+        (b'{"method":"tools/call","params":{"name":7}}', "tools/call"),
+        (b'{"method":"tools/call"}', "tools/call"),
+        (b'{"method":"resources/read","params":{"name":"x"}}', "resources/read"),
+        (b"\xff", ""),
+    ],
+)
+def test_the_tool_is_read_alike_by_both_ways(line: bytes, tool: str) -> None:
+    assert (Origin.of(line).tool, tool_in(line)) == (tool, tool)

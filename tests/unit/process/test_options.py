@@ -8,7 +8,7 @@ from streams.observe.calls import LOGGER
 from streams.process.options import LOGGERS, levels_of
 from tests.rigs import ROOT
 
-# What a module imports to write lines that have the name of its package.
+# A module that imports any of these writes lines, which have the name of its package.
 WRITERS = {
     ("streams.logs", "log"),
     ("streams.logs", "Warnings"),
