@@ -26,6 +26,7 @@ from streams.forks import in_child
 from streams.turns import RateLimit
 
 REDACTED: Final = "[redacted]"
+STREAM_LETTERS: Final = 8  # of a streamId in a line; the list of the page shows the same ones
 
 # Secrets by their form: our bearer tokens, JWTs, and any other 256 random bits of `streams.keys`,
 # even if a part was cut off. Names are hardly as long, and hashes are written in hex.

@@ -14,18 +14,16 @@
 ID is the beginning of a call's id. A POST needs `--admin-write`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from streams.admin.changes import Answering, Changes
-from streams.admin.endpoint import Route, query_of, respond_json
-from streams.errors import JournalError
+from streams.admin.endpoint import Route, journal_errors, query_of, respond_json
 from streams.exchange import HttpError, Request, Responder
 from streams.observe.details import Details
-from streams.observe.registry import NoSuchCall, Registry, State, Wanted
+from streams.observe.registry import Registry, State, Wanted
 
 CALLS_USUAL: Final = 100  # on a page
 MESSAGES_USUAL: Final = 100
@@ -122,11 +120,17 @@ class Api:
         await respond_json(responder, self._registry.connections())
 
     async def _cancel(self, _: Request, responder: Responder, prefix: str) -> None:
-        await respond_json(responder, {"cancelled": await self._changes.cancel(prefix)})
+        stream = await self._found(prefix)
+        await respond_json(responder, {"cancelled": await self._changes.cancel(stream)})
 
     async def _answer(self, request: Request, responder: Responder, prefix: str) -> None:
         answer = _body_of(request, Answering)
-        await respond_json(responder, {"answered": await self._changes.answer(prefix, answer)})
+        stream = await self._found(prefix)
+        await respond_json(responder, {"answered": await self._changes.answer(stream, answer)})
+
+    async def _found(self, prefix: str) -> str:
+        with journal_errors():
+            return await self._registry.find(prefix)
 
     async def _cut(self, _: Request, responder: Responder, number: str) -> None:
         if not (number.isascii() and number.isdecimal()):
@@ -145,17 +149,6 @@ def _body_of(request: Request, kind: type[_T]) -> _T:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise HttpError(400, f"The body is wrong: {error}.") from None
-
-
-@contextmanager
-def journal_errors() -> Iterator[None]:
-    """Answer with HTTP errors where a call is unknown, or the journal cannot be read."""
-    try:
-        yield
-    except NoSuchCall as error:
-        raise HttpError(404, str(error)) from None
-    except JournalError as error:
-        raise HttpError(503, f"The journal cannot be read: {error}") from error
 
 
 def wanted(states: str, text: str) -> Wanted:

@@ -1,5 +1,6 @@
 """The changes that operators may make: cancel a call, answer for its client, cut a connection.
 
+A call is named by its whole streamId, which `Registry.find` has found for the operator's letters.
 Each raises `HttpError` with a sentence for the operator where it cannot be made.
 """
 
@@ -8,14 +9,15 @@ from typing import Final
 import msgspec
 
 from streams import messages
+from streams.admin.endpoint import journal_errors
 from streams.engine.engine import Engine
 from streams.engine.stream import Stream
-from streams.errors import Refusal, Unavailable
+from streams.errors import Refusal
 from streams.exchange import HttpError
 from streams.keys import SHOWN_LETTERS
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import Message, RequestId
-from streams.observe.registry import NoSuchCall, Registry
+from streams.observe.registry import Registry
 
 # MCP, on sampling: "User rejected sampling request" has this code in the example of the spec.
 REJECTED: Final = -1
@@ -45,24 +47,24 @@ class Changes:
         self._registry = registry
         self._engine = engine
 
-    async def cancel(self, prefix: str) -> str:
+    async def cancel(self, stream_id: str) -> str:
         """Cancel a call, whose client is told so. Returns its id, as operators see it."""
-        stream = await self._loaded(prefix)
+        stream = await self._loaded(stream_id)
         self._check_runs(stream)
-        log.info("an operator cancels a call", stream=stream.id[:8])
+        log.info("an operator cancels a call", stream=stream.id[:STREAM_LETTERS])
         self._engine.operations.stop(stream, is_told=True)
         return stream.id[:SHOWN_LETTERS]
 
-    async def answer(self, prefix: str, answer: Answering) -> str:
+    async def answer(self, stream_id: str, answer: Answering) -> str:
         """Answer an open question in place of the client. The first answer counts."""
         message = answer.message()
-        stream = await self._loaded(prefix)
+        stream = await self._loaded(stream_id)
         self._check_runs(stream)
         if answer.request_id not in stream.state.questions:
             raise HttpError(
                 409, "The call has no such open question: it may be answered already. Look again."
             )
-        log.info("an operator answers a question", stream=stream.id[:8])
+        log.info("an operator answers a question", stream=stream.id[:STREAM_LETTERS])
         self._engine.operations.answer_as(stream, message)
         return stream.id[:SHOWN_LETTERS]
 
@@ -74,16 +76,12 @@ class Changes:
         log.info("an operator cuts a connection", transport=connection.transport)
         connection.hang_up()
 
-    async def _loaded(self, prefix: str) -> Stream:
+    async def _loaded(self, stream_id: str) -> Stream:
         """The stream of a call, also of one that another replica runs. Raises `HttpError`."""
-        try:
-            stream = await self._engine.operations.load_call(await self._registry.find(prefix))
-        except NoSuchCall as error:
-            raise HttpError(404, str(error)) from None
-        except Unavailable as error:
-            raise HttpError(503, f"The journal does not answer ({error}): try again.") from None
+        with journal_errors():
+            stream = await self._engine.operations.load_call(stream_id)
         if stream is None:
-            raise HttpError(404, f"The call {prefix[:SHOWN_LETTERS]} is forgotten.")
+            raise HttpError(404, f"The call {stream_id[:SHOWN_LETTERS]} is forgotten.")
         return stream
 
     @staticmethod

@@ -5,13 +5,16 @@ Every feature enters its routes with `add`. A route is found by method and path;
 tells nothing that needs a token.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from streams.errors import JournalError
 from streams.exchange import Headers, HttpError, Request, Responder
+from streams.observe.registry import NoSuchCall
 
 Access = Literal["open", "read", "write"]
 """`open`: without credentials. `write`: it changes something, and needs --admin-write too."""
@@ -129,6 +132,18 @@ async def refuse(responder: Responder, refused: HttpError) -> None:
         error["data"] = refused.refusal.data
     body = msgspec.json.encode({"error": error}) + b"\n"
     await responder.respond(refused.status, (*JSON, *refused.headers), body)
+
+
+@contextmanager
+def journal_errors() -> Iterator[None]:
+    """Answer with HTTP errors where a call is unknown, or the journal cannot be read."""
+    try:
+        yield
+    except NoSuchCall as error:
+        raise HttpError(404, str(error)) from None
+    except JournalError as error:
+        why = str(error).rstrip(".")
+        raise HttpError(503, f"The journal cannot be read: {why}.") from error
 
 
 def query_of(request: Request, kind: type[_T]) -> _T:

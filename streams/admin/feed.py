@@ -14,25 +14,19 @@ from typing import Final
 import msgspec
 import trio
 
-from streams.admin.endpoint import NO_STORE, Route, query_of
+from streams.admin.endpoint import Route, journal_errors, query_of
+from streams.admin.sse import HEADERS, while_connected
 from streams.engine.events import Event, Events
 from streams.engine.stream import Stream
-from streams.exchange import Headers, HttpError, Request, Responder
-from streams.observe.registry import CallView, Counts, NoSuchCall, Registry
+from streams.exchange import HttpError, Request, Responder
+from streams.observe.registry import CallView, Counts, Registry
 
 EVERY_S: Final = 0.25
 COUNTED_S: Final = 1.0  # between two counts, and longer where they take long
 COUNTED_PART: Final = 50  # of the time is spent with counting at most, one part
-SILENCE_S: Final = 15.0  # then a comment shows that the connection lives
 FEEDS_MAX: Final = 16
 WATCHED_MAX: Final = 50  # calls, for each feed
 CHANGED_MAX: Final = 200  # calls in one event; of more, the list must be read again
-
-HEADERS: Final[Headers] = (
-    ("content-type", "text/event-stream"),
-    NO_STORE,
-    ("x-accel-buffering", "no"),
-)
 
 _Marks = tuple[object, ...]
 
@@ -59,47 +53,30 @@ class Feeds:
         watched = [each for each in asked.watch.split(",") if each]
         if len(watched) > WATCHED_MAX:
             raise HttpError(400, f"watch: name {WATCHED_MAX} calls at most.")
+        if request.method == "HEAD":
+            await responder.respond(200, HEADERS)
+            return
         if self._open >= FEEDS_MAX:
             raise HttpError(503, f"{FEEDS_MAX} feeds are open already: close one.")
-        feed = _Feed(self._registry, await self._found(watched))
         self._open += 1
-        self._events.listen(feed.hear)
         try:
-            await _until_gone(responder, feed)
-        except trio.BrokenResourceError:
-            pass  # the operator has closed the connection
+            await self._send(responder, _Feed(self._registry, await self._found(watched)))
         finally:
-            self._events.unlisten(feed.hear)
             self._open -= 1
 
     async def _found(self, prefixes: Sequence[str]) -> set[str]:
-        found = set[str]()
-        for each in prefixes:
-            try:
-                found.add(await self._registry.find(each))
-            except NoSuchCall as error:
-                raise HttpError(404, str(error)) from None
-        return found
+        with journal_errors():
+            return {await self._registry.find(each) for each in prefixes}
 
-
-async def _until_gone(responder: Responder, feed: "_Feed") -> None:
-    async with trio.open_nursery() as nursery:
-
-        async def watch() -> None:
-            await responder.gone()
-            nursery.cancel_scope.cancel()
-
-        await responder.start(200, HEADERS, b": \n\n")
-        nursery.start_soon(watch)
-        sent_at = trio.current_time()
-        while True:
-            news = feed.news()
-            if not news and trio.current_time() - sent_at >= SILENCE_S:
-                news = b": \n\n"
-            if news:
-                await responder.write(news)
-                sent_at = trio.current_time()
-            await trio.sleep(EVERY_S)
+    async def _send(self, responder: Responder, feed: "_Feed") -> None:
+        self._events.listen(feed.hear)
+        try:
+            async with while_connected(responder) as send:
+                while True:
+                    await send(feed.news())
+                    await trio.sleep(EVERY_S)
+        finally:
+            self._events.unlisten(feed.hear)
 
 
 class _Changed(msgspec.Struct):

@@ -151,6 +151,8 @@ class Keeping:
         if self.max_message_bytes is not None:
             limit = (*limit, f"message_bytes_max={self.max_message_bytes}")
         if self.keep_completed is not None:
+            if not self.keep_completed > 0:
+                raise ValueError("--keep-completed: write seconds, above 0.")
             kept = (f"drained_s={self.keep_completed}", f"tombstone_s={self.keep_completed}")
             limit = (*kept, *limit)
         for name in ("linger", "grace", "standby", "watchdog"):

@@ -40,7 +40,7 @@ from streams.engine.events import (
 from streams.engine.stream import Stream
 from streams.exchange import TraceHeaders, is_anonymous
 from streams.journal.records import Outcome, Record
-from streams.logs import STANDARD_ERROR, escaped, redacted
+from streams.logs import STANDARD_ERROR, STREAM_LETTERS, escaped, redacted
 from streams.observe.requests import CALL, Origin
 
 LOGGER: Final = "calls"
@@ -366,7 +366,7 @@ def _line(
         rest.append(form.ended(duration_s, *ended))
     if details is not None and (told := form.details(details)):
         rest.append(told)
-    return form.line(event, level, utc(at), record.stream[:8], rest)
+    return form.line(event, level, utc(at), record.stream[:STREAM_LETTERS], rest)
 
 
 def _trace_id(meta: TraceHeaders | None, http: TraceHeaders | None) -> str | None:

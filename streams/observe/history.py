@@ -215,7 +215,7 @@ _LEFT: Final = {"gone": "cut", "silent": "silent", "left": "left", "answered": "
 
 
 def of_interval(rates: Sequence[Rate], count: int) -> list[Rate]:
-    """The rates in at most `count` steps, each the mean of its part."""
+    """The rates in at most `count` steps: the mean rate and the longest commit of each."""
     size = -(-len(rates) // count) if rates else 1
     parts = [list(rates)[start : start + size] for start in range(0, len(rates), size)]
     return [

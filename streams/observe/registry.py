@@ -280,13 +280,18 @@ class Registry:
         return heapq.nlargest(limit, newest, key=_number)
 
     async def find(self, prefix: str) -> str:
-        """The streamId that begins with `prefix`. Raises `NoSuchCall`."""
+        """The streamId that begins with `prefix`. Raises `NoSuchCall`.
+
+        Without a limit, the letters that stay secret could be found by asking, one after the other.
+        """
+        if len(prefix) > SHOWN_LETTERS:
+            raise NoSuchCall(f"Write {SHOWN_LETTERS} letters of an id at most.")
         found = {each.id for each in self.live() if each.id.startswith(prefix)}
         found.update(await self._journal.beginning_with(prefix, limit=2))
         if not found or not prefix:
-            raise NoSuchCall(f"No call has an id that begins with {prefix[:80]}: list them.")
+            raise NoSuchCall(f"No call has an id that begins with {prefix}: list them.")
         if len(found) > 1:
-            raise NoSuchCall(f"Several calls have ids that begin with {prefix[:80]}: write more.")
+            raise NoSuchCall(f"Several calls have ids that begin with {prefix}: write more.")
         return found.pop()
 
     async def call(self, stream_id: str) -> CallView:

@@ -84,6 +84,8 @@ class Operators:
             url = origin("http", host, port)
             kept = self._keep_token(url.partition("://")[2]) if is_loopback else None
             log.info("health", url=f"{url}{READY_PATH}", **_token_told(kept))
+            if self.gate.token is None and not is_loopback:
+                log.warning("only /health is served to operators: name --admin-token-file")
             task_status.started()
 
     async def _serve_path(self, path: Path, task_status: trio.TaskStatus[None]) -> None:

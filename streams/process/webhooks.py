@@ -46,8 +46,12 @@ async def open_webhooks(options: Options, journal: Journal) -> AsyncIterator[Hoo
 
 
 def read_secrets(path: Path) -> Signer:
-    """The secrets in a file, to check what others have signed. Raises `CannotServe`."""
+    """The secrets in a file, to check what others have signed. Raises `CannotServe`.
+
+    A file that is missing is made: its server may start later, and uses it then.
+    """
     try:
+        make_secret(path)
         return read_signer(path)
     except (ValueError, OSError) as error:
         raise CannotServe(f"The secret of webhooks cannot be used: {error}.") from error

@@ -21,7 +21,7 @@ from streams.exchange import authenticated
 from streams.journal.records import Append, Outcome, Record
 from streams.journal.webhooks import Webhook
 from streams.keys import SHOWN_LETTERS
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import Run
 from streams.protocol.extension import WEBHOOK
 from streams.webhooks import events
@@ -121,7 +121,7 @@ class Queue:
                 log.error(
                     "too many webhooks wait: events are dropped until their receivers take some",
                     limit=WAITING_MAX,
-                    stream=record.stream[:8],
+                    stream=record.stream[:STREAM_LETTERS],
                 )
             self._is_full = True
             return False

@@ -40,7 +40,7 @@ from streams.engine.retry import patiently
 from streams.journal.contract import Journal
 from streams.journal.webhooks import DropWebhook, SaveWebhook, Webhook, WebhookChange
 from streams.limits import DAY_S
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.webhooks.queue import Queue
 from streams.webhooks.receivers import addresses_of, receiver
 from streams.webhooks.signatures import Signer
@@ -194,7 +194,8 @@ class Sender:
 
     async def _attempted(self, webhook: Webhook) -> WebhookChange:
         where = receiver(webhook.url)
-        about = {"webhook": webhook.id, "receiver": where, "stream": webhook.stream[:8]}
+        stream = webhook.stream[:STREAM_LETTERS]
+        about = {"webhook": webhook.id, "receiver": where, "stream": stream}
         try:
             answer = await self._attempt(webhook)
         except Failed as failure:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 
+from streams.clock import lasting
 from tests.rigs import ROOT
 from tests.rigs.browser import DESKTOP, PHONE, Tab, browsing
 from tests.wire.process import ServerProcess, kept_port
@@ -362,6 +363,36 @@ def test_nothing_moves_when_values_change(size: str, tab: Tab, serve: Serve) -> 
             if path == "/":
                 tab.wait_for(row(call))
             assert tab.run(SHIFTS) < 0.01, path
+
+
+# The texts that the page's script gives to these ages, while the clock stands still. The page
+# counts by the server's clock: how much that differs is seen from an age of 30 s.
+AGES: Final = """
+(ages => {
+  const real = Date.now, began = real();
+  const time = document.createElement("time");
+  const told = since => {
+    time.dataset.since = since;
+    document.dispatchEvent(new Event("htmx:sseMessage"));
+    return time.textContent;
+  };
+  Date.now = () => began;
+  document.body.append(time);
+  const ahead = parseInt(told(began / 1000 - 30)) - 30;
+  const found = ages.map(age => told(began / 1000 - age + ahead));
+  Date.now = real;
+  time.remove();
+  return found;
+})
+"""
+
+
+def test_scripts_tell_ages_as_the_server_does(tab: Tab, serve: Serve) -> None:
+    """The server renders an age, the script of the page lets it grow, and `ls` shows it too."""
+    signed_in(tab, serve())
+    tab.wait_for(IS_LIVE)
+    ages = [0, 59, 60, 200, 3600, 3630, 93_660]
+    assert tab.run(f"{AGES}({ages})") == [lasting(age) for age in ages]
 
 
 def fill(server: ServerProcess, count: int, stack: contextlib.ExitStack) -> None:

@@ -3,6 +3,7 @@
 import http.client
 import json
 import ssl
+import stat
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -75,6 +76,13 @@ def listening(folder: Path, port: int, *options: str) -> Iterator[Listening]:
         yield receiver
     finally:
         receiver.end()
+
+
+def test_a_receiver_that_starts_first_makes_the_secret(tmp_path: Path) -> None:
+    path = tmp_path / "app.db.webhook-secret"
+    with listening(tmp_path, 0, "--secret-file", str(path)):
+        assert path.read_text().startswith("whsec_")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 @pytest.fixture

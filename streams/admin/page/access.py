@@ -38,10 +38,6 @@ class Visitors:
         )
         return is_allowed and self._cookie(request) is not None
 
-    def has_signed_in(self, request: Request) -> bool:
-        """Whether the request has a valid cookie."""
-        return self._cookie(request) is not None
-
     def welcome(self, form: dict[str, str]) -> str:
         """The `Set-Cookie` for one who has sent the operator's token in a form.
 

@@ -1,6 +1,6 @@
 """One call: its state, its timeline, its open questions and its messages."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -10,10 +10,10 @@ from streams.admin.page.charts import MARKS, Point, Rule, timeline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
 from streams.admin.page.messages import pretty
-from streams.clock import utc, wall
+from streams.clock import lasting, utc, wall
 from streams.messages import Run
 from streams.observe.history import Past
-from streams.observe.lines import MessageView, view
+from streams.observe.lines import Kind, view
 from streams.observe.registry import LIVE_STATES, CallView
 
 MESSAGES_MAX: Final = 50  # on a page
@@ -26,20 +26,33 @@ RULED: Final = frozenset(
 ReadRuns = Callable[[int, int], Awaitable[Sequence[Run]]]
 """The kept messages behind a seq, and at most so many bytes of them."""
 
+ReadPages = Callable[[], Awaitable[Collection[int]]]
+"""The seqs of responses that are not the last one."""
+
+
+class _Shown(msgspec.Struct, frozen=True):
+    """A message in the table: see `MessageView`, whose content would take much memory."""
+
+    seq: int
+    kind: Kind
+    size: int
+    text: str
+
 
 class Messages:
     """The messages that one browser is shown: the newest, or those before a seq."""
 
     def __init__(self, before: int | None = None) -> None:
         self.before = before
-        self._seen: dict[int, MessageView] = {}
+        self._seen: dict[int, _Shown] = {}
         self._read = 0
 
-    async def advance(self, call: CallView, read: ReadRuns) -> None:
+    async def advance(self, call: CallView, read: ReadRuns, pages: ReadPages) -> None:
         """Read what is new."""
         end = call.durable if self.before is None else min(call.durable, self.before - 1)
         after = max(self._read, end - MESSAGES_MAX)
         budget = UPDATE_BYTES_MAX
+        interim = await pages() if after < end else ()
         while after < end and budget > 0:
             runs = await read(after, READ_BYTES)
             if not runs:
@@ -48,7 +61,8 @@ class Messages:
                 budget -= len(run.body)
                 for seq, line in enumerate(run.lines, run.seq):
                     if end - MESSAGES_MAX < seq <= end:
-                        self._seen[seq] = msgspec.structs.replace(view(seq, line), message=None)
+                        found = view(seq, line, is_page=seq in interim)
+                        self._seen[seq] = _Shown(seq, found.kind, found.size, found.text)
             after = runs[-1].last
         self._read = after
         for seq in [seq for seq in self._seen if seq <= end - MESSAGES_MAX]:
@@ -139,7 +153,6 @@ def whole(call: CallView, seq: int, line: bytes) -> Markup:
 
 def _facts(call: CallView) -> Region:
     ended = call.ended_at
-    expires = None if call.expires_at is None else max(0.0, call.expires_at - wall())
     facts: list[tuple[str, Markup | str | int | None]] = [
         ("State", calls.state(call)),
         ("Age", calls.age(call.began_at)),
@@ -148,7 +161,7 @@ def _facts(call: CallView) -> Region:
         ("Transport", call.transport or "none attached"),
         ("Principal", tag("bdi", call.principal)),
         ("Pending messages", calls.pending(call)),
-        ("Kept for", None if expires is None else calls.seconds(expires)),
+        ("Kept for", None if call.expires_at is None else _left(call.expires_at)),
         ("Restarts", call.restarts),
         ("Replica", call.owner or None),
     ]
@@ -163,6 +176,11 @@ def _facts(call: CallView) -> Region:
         class_="facts",
     )
     return Region("facts", html)
+
+
+def _left(until: float) -> Markup:
+    """The time until then; the page's script lets it shrink."""
+    return tag("time", lasting(until - wall()), data_until=f"{until:.0f}")
 
 
 def _timeline(call: CallView, past: Past | None) -> Region:
@@ -224,12 +242,11 @@ def _moments(past: Past | None) -> Region:
 def _questions(call: CallView, path: str, hidden: Markup | None) -> Region:
     listed = []
     for question in call.questions:
-        number = question.seq
         form = None
         if hidden is not None:
             named = tag("input", type="hidden", name="request", value=question.seq)
-            form = questions.form(question, number, f"{path}/answer", join([hidden, named]))
-        listed.append(questions.shown(question, number, form))
+            form = questions.form(question, f"{path}/answer", join([hidden, named]))
+        listed.append(questions.shown(question, form))
     return Region("questions", region("div", "questions", *listed))
 
 
@@ -248,7 +265,7 @@ def _action(path: str, name: str, hidden: Markup, class_: str, sure: str | None 
     return tag("form", hidden, button, method="post", action=path, data_confirm=sure)
 
 
-def _message(call: CallView, message: MessageView) -> Markup:
+def _message(call: CallView, message: _Shown) -> Markup:
     path = f"/calls/{call.id}/messages/{message.seq}"
     waits = "waits" if message.seq > call.delivered else None
     link = tag("a", message.seq, href=path, id=f"to-{message.seq}")

@@ -9,7 +9,8 @@ import msgspec
 from streams.admin.page.charts import sparkline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
-from streams.clock import wall
+from streams.clock import lasting, wall
+from streams.logs import STREAM_LETTERS
 from streams.observe.history import EVERY_S, Rate, of_interval
 from streams.observe.registry import LIVE_STATES, CallView, Counts, Page, State, Wanted
 
@@ -170,7 +171,8 @@ def _no_rows(asked: Asked, page: Page) -> Markup:
 
 def _row(call: CallView) -> Markup:
     question = call.questions[0].method if call.questions else ""
-    link = tag("a", call.id[:8], href=f"/calls/{call.id}", id=f"link-{call.id}", class_="id")
+    letters = call.id[:STREAM_LETTERS]
+    link = tag("a", letters, href=f"/calls/{call.id}", id=f"link-{call.id}", class_="id")
     return region(
         "tr",
         f"call-{call.id}",
@@ -204,15 +206,7 @@ def state(call: CallView) -> Markup:
 
 def age(since: float) -> Markup:
     """How long ago a time is; the page's script lets it grow."""
-    return tag("time", seconds(wall() - since), data_since=f"{since:.1f}")
-
-
-def seconds(count: float) -> str:
-    """A number of seconds for people; `page.js` does the same."""
-    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if count >= unit:
-            return f"{int(count // unit)} {name}"
-    return f"{max(0, int(count))} s"
+    return tag("time", lasting(wall() - since), data_since=f"{since:.1f}")
 
 
 def size(count: int) -> str:

@@ -6,6 +6,7 @@ page can be read, and loaded again.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Final
@@ -33,6 +34,7 @@ HTML: Final[Headers] = (
     ("cache-control", "no-store"),
     *SAFE,
 )
+_TIME: Final = re.compile("(<time[^>]*>)[^<]*")
 _FOR_EVER: Final = ("cache-control", "public, max-age=31536000, immutable")
 _TYPES: Final = {
     "css": "text/css; charset=utf-8",
@@ -90,7 +92,7 @@ def trouble(told: str = "") -> Region:
 
 
 class Updates:
-    """The regions that one browser has."""
+    """The regions that one browser has. It lets ages grow itself: these alone are no change."""
 
     def __init__(self) -> None:
         self._shown: dict[str, Region] = {}
@@ -104,13 +106,19 @@ class Updates:
         for each in regions:
             known = self._shown.get(each.id)
             self._shown[each.id] = each
-            if known is not None and known.html == each.html:
+            if known is not None and _is_same(known.html, each.html):
                 continue
             if known is None or not each.parts or list(known.parts) != list(each.parts):
                 found.append(each.html)
                 continue
-            found += [html for id_, html in each.parts.items() if known.parts[id_] != html]
+            found += [
+                html for id_, html in each.parts.items() if not _is_same(known.parts[id_], html)
+            ]
         return join(tag("template", each) for each in found)
+
+
+def _is_same(known: Markup, html: Markup) -> bool:
+    return known == html or _TIME.sub(r"\1", known) == _TIME.sub(r"\1", html)
 
 
 def page(title: str, *body: Child, live: str | None = None) -> bytes:

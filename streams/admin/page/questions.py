@@ -20,7 +20,7 @@ PREFIX: Final = "field "  # of the names of fields, which a schema chooses
 _SIMPLE: Final = frozenset(["string", "number", "integer", "boolean"])
 
 
-def shown(question: OpenQuestion, number: int, form: Markup | None) -> Markup:
+def shown(question: OpenQuestion, form: Markup | None) -> Markup:
     """A question, and the form for its answer."""
     params = _params(question)
     message = params.get("message")
@@ -30,10 +30,10 @@ def shown(question: OpenQuestion, number: int, form: Markup | None) -> Markup:
         text = msgspec.json.format(msgspec.json.encode(params), indent=2).decode()
         told = tag("pre", text[:PARAMS_LETTERS_MAX])
     heading = tag("h3", f"{question.method}, message {question.seq}", class_="asks")
-    return tag("section", heading, told, form, class_="question", id=f"question-{number}")
+    return tag("section", heading, told, form, class_="question", id=f"question-{question.seq}")
 
 
-def form(question: OpenQuestion, number: int, action: str, hidden: Markup) -> Markup:
+def form(question: OpenQuestion, action: str, hidden: Markup) -> Markup:
     """The form for the answer."""
     fields = fields_of(question)
     if fields is None:
@@ -42,7 +42,7 @@ def form(question: OpenQuestion, number: int, action: str, hidden: Markup) -> Ma
                 tag(
                     "label",
                     tag("span", "Result, as JSON"),
-                    tag("textarea", name="result", required=True, id=f"result-{number}"),
+                    tag("textarea", name="result", required=True, id=f"result-{question.seq}"),
                 ),
                 tag("div", _button("answer", "Answer", class_="first")),
             ]
@@ -50,7 +50,7 @@ def form(question: OpenQuestion, number: int, action: str, hidden: Markup) -> Ma
     else:
         controls = join(
             [
-                *(_field(name, about, number, at) for at, (name, about) in enumerate(fields)),
+                *(_field(name, about, question.seq, at) for at, (name, about) in enumerate(fields)),
                 tag(
                     "div",
                     _button("accept", "Accept", class_="first"),

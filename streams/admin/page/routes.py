@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from streams.admin.changes import Answering, Changes
-from streams.admin.endpoint import Route, query_of
+from streams.admin.endpoint import Route, journal_errors, query_of
 from streams.admin.gate import TokenGate
 from streams.admin.page import call as one_call
 from streams.admin.page import calls
@@ -35,29 +35,24 @@ from streams.admin.page.layout import (
     trouble,
 )
 from streams.admin.page.questions import answer_of
+from streams.admin.sse import HEADERS, Send, while_connected
 from streams.clock import worked
 from streams.engine.events import Event
-from streams.errors import JournalError, Missing
+from streams.errors import Missing
 from streams.exchange import Headers, HttpError, Request, Responder
 from streams.keys import SHOWN_LETTERS
 from streams.messages import Run
 from streams.observe.history import History
-from streams.observe.registry import NoSuchCall, Registry
+from streams.observe.registry import Registry
 
 UPDATE_S: Final = 0.5  # between two updates where nothing is told to happen
 SOON_S: Final = 0.1  # before one that is due to an event: more events may follow at once
 # All updates together may take this share of a processor: a list of 10,000 calls takes 20 ms.
 SHARE_MAX: Final = 0.05
-ALIVE_EVERY_S: Final = 15.0  # so that a connection that is cut is noticed
 RETRY_MS: Final = 400  # a browser whose server is gone asks so often whether it is back
 LIVE_MAX: Final = 24  # pages with updates; connections of operators are few
 
-EVENTS: Final[Headers] = (
-    ("content-type", "text/event-stream"),
-    ("cache-control", "no-store"),
-    ("x-accel-buffering", "no"),
-    *SAFE,
-)
+EVENTS: Final[Headers] = (*HEADERS, *SAFE)
 _CHANGES: Final = re.compile(r"/calls/[A-Za-z0-9_-]{1,200}/(?:answer|cut|cancel)|/logout")
 
 View = Callable[[], Awaitable[Sequence[Region]]]
@@ -146,9 +141,13 @@ class LivePage:
             except Missing:  # just delivered, and deleted
                 return ()
 
+        async def pages() -> Sequence[int]:
+            record = await self._registry.record(stream)
+            return () if record is None else record.pages or ()
+
         async def view() -> list[Region]:
             found = await self._registry.call(stream)
-            await messages.advance(found, read)
+            await messages.advance(found, read, pages)
             return one_call.regions(found, self._history.past(stream), messages, path, form_token)
 
         return view
@@ -167,10 +166,8 @@ class LivePage:
         await self._respond(request, responder, title, one_call.whole(found, seq, line))
 
     async def _find(self, prefix: str) -> str:
-        try:
+        with journal_errors():
             return await self._registry.find(prefix)
-        except NoSuchCall as error:
-            raise HttpError(404, str(error)) from None
 
     async def _respond(
         self,
@@ -206,30 +203,26 @@ class LivePage:
             raise HttpError(503, f"{LIVE_MAX} pages are open: close one.")
         self._live += 1
         try:
-            await responder.start(200, EVENTS, f"retry: {RETRY_MS}\n\n".encode())
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_cancel_when_gone, responder, nursery.cancel_scope)
-                await self._send_updates(request, responder, view)
-                nursery.cancel_scope.cancel()
+            first = f"retry: {RETRY_MS}\n\n".encode()
+            async with while_connected(responder, EVENTS, first) as send:
+                await self._send_updates(request, send, view)
         finally:
             self._live -= 1
 
-    async def _send_updates(self, request: Request, responder: Responder, view: View) -> None:
+    async def _send_updates(self, request: Request, send: Send, view: View) -> None:
         updates = Updates()
-        sent_at = trio.current_time()
         while self._gate.has_token(request) or self._visitors.is_operator(request):
             self._has_news = trio.Event()
             spent_s = worked()
             try:
-                html = updates.lacking([trouble(), *await view()])
-            except NoSuchCall as error:
-                html = updates.lacking([trouble(str(error))])
-            except JournalError as error:
-                html = updates.lacking([trouble(_away(error))])
+                with journal_errors():
+                    parts = await view()
+            except HttpError as error:
+                html = updates.lacking([trouble(error.refusal.message)])
+            else:
+                html = updates.lacking([trouble(), *parts])
             spent_s = worked() - spent_s
-            if html or trio.current_time() - sent_at >= ALIVE_EVERY_S:
-                await responder.write(_event(html))
-                sent_at = trio.current_time()
+            await send(_event(html))
             await trio.sleep(max(SOON_S, self._live * spent_s / SHARE_MAX))
             with trio.move_on_after(UPDATE_S):
                 await self._has_news.wait()
@@ -302,11 +295,8 @@ class LivePage:
 
         async def told(request: Request, responder: Responder, *parts: str) -> None:
             try:
-                await answer(request, responder, *parts)
-            except NoSuchCall as error:
-                await self._tell(request, responder, HttpError(404, str(error)))
-            except JournalError as error:
-                await self._tell(request, responder, HttpError(503, _away(error)))
+                with journal_errors():
+                    await answer(request, responder, *parts)
             except HttpError as refused:
                 await self._tell(request, responder, refused)
 
@@ -381,15 +371,11 @@ def _head(form_token: str, *, live: bool) -> Markup:
 
 
 def _event(html: Markup) -> bytes:
-    """A server-sent event; a comment if there is nothing to send."""
+    """A server-sent event; empty if there is nothing to send."""
     if not html:
-        return b":\n\n"
+        return b""
     lines = "".join(f"data: {line}\n" for line in html.split("\n"))
     return f"{lines}\n".encode()
-
-
-def _away(error: JournalError) -> str:
-    return f"The journal does not answer: {error}."
 
 
 def _query(request: Request) -> str:
@@ -404,8 +390,3 @@ async def _go(responder: Responder, path: str, cookie: str | None = None) -> Non
     """Send the browser to a page."""
     cookies = () if cookie is None else (("set-cookie", cookie),)
     await responder.respond(303, (*HTML, ("location", path), *cookies))
-
-
-async def _cancel_when_gone(responder: Responder, scope: trio.CancelScope) -> None:
-    await responder.gone()
-    scope.cancel()

@@ -18,7 +18,7 @@ from streams.cli.actions.admin_client import AdminClient, CannotAsk
 from streams.cli.actions.output import as_json_text, harmless, print_aligned, say
 from streams.cli.actions.sources import CannotLook, Source, Where, source_of
 from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, GONE, USAGE, complain, nearest
-from streams.clock import utc, wall
+from streams.clock import lasting, utc, wall
 from streams.errors import first_of
 from streams.observe.details import CallDetail
 from streams.observe.lines import MessageView, in_words
@@ -119,7 +119,7 @@ def drain(where: Where, grace_s: float | None, *, waits: bool, as_json: bool) ->
         if as_json:
             print(as_json_text(done), flush=True)
         else:
-            print(f"The server drains, for {in_time(done['graceS'])} at most.", flush=True)
+            print(f"The server drains, for {lasting(done['graceS'])} at most.", flush=True)
         if waits:
             await _ended(source.client)
             say("The server has ended.")
@@ -261,22 +261,11 @@ def _row(call: CallView) -> Sequence[str]:
         call.id,
         call.tool,
         call.state,
-        in_time(wall() - call.began_at),
+        lasting(wall() - call.began_at),
         pending,
         call.transport or ("" if call.state not in ("running", "asking") else "away"),
         call.principal,
     )
-
-
-def in_time(seconds: float) -> str:
-    """A duration in its two largest units: 3m 20s."""
-    left = max(0, int(seconds))
-    found: list[str] = []
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s")):
-        count, left = divmod(left, size)
-        if count or (unit == "s" and not found):
-            found.append(f"{count}{unit}")
-    return " ".join(found[:2])
 
 
 # show
@@ -291,10 +280,10 @@ def card_of(call: CallDetail) -> RenderableType:
         ("state", _state(call)),
         ("principal", call.principal),
         ("client", _client(call, now)),
-        ("began", f"{in_time(now - call.began_at)} ago"),
+        ("began", f"{lasting(now - call.began_at)} ago"),
     ]
     if call.ended_at is not None:
-        rows.append(("ended", f"{in_time(now - call.ended_at)} ago"))
+        rows.append(("ended", f"{lasting(now - call.ended_at)} ago"))
     rows.append(("messages", _marks(call)))
     if call.owner:
         rows.append(("replica", call.owner))
@@ -338,7 +327,7 @@ def _client(call: CallView, now: float) -> str:
         return f"{call.transport}, connection {call.connection}"
     if call.expires_at is None:
         return "none here"
-    left = in_time(call.expires_at - now)
+    left = lasting(call.expires_at - now)
     if call.ended_at is not None and not call.pending:
         return f"none; the call is remembered for {left}"
     return f"away; the call is abandoned in {left} unless it comes back"

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -224,7 +225,7 @@ def _client(address: str, token_file: Path | None) -> AdminClient:
 
 def _token(address: str, file: Path | None) -> str | None:
     """The operator's token: of the file, of the environment, or the one kept for this address."""
-    given = os.environ.pop(TOKEN_VARIABLE, None)
+    given = os.environ.get(TOKEN_VARIABLE)
     if file is not None:
         return read_token(file)
     if given is not None:
@@ -240,5 +241,7 @@ def _place(address: str) -> str:
     """The address as the server names the file of its token by it."""
     if address.startswith(UNIX):
         return os.path.abspath(address.removeprefix(UNIX))
-    netloc = address.partition("://")[2] or address
-    return netloc.partition("/")[0].replace("localhost", "127.0.0.1")
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    if parts.hostname != "localhost":
+        return parts.netloc
+    return "127.0.0.1" if parts.port is None else f"127.0.0.1:{parts.port}"

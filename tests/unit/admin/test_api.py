@@ -13,6 +13,7 @@ from streams.admin.api import Api
 from streams.admin.changes import Changes
 from streams.admin.endpoint import AdminEndpoint
 from streams.admin.gate import OwnerGate
+from streams.keys import SHOWN_LETTERS
 from streams.observe.registry import Registry
 from tests.rigs.operators import Answered, asked_of
 from tests.rigs.server import PLAIN, POSITIONS, STREAMS, House, Steps, Talker, open_house, reason
@@ -91,6 +92,18 @@ async def test_a_call_says_what_its_client_has_missed(
     assert detail["missed"] == {"log": 2, "question": 1}
     assert (detail["pending"], detail["uncounted"]) == (3, 0)
     await operator.look("/api/calls/nowhere", 404)
+
+
+async def test_more_letters_than_operators_see_name_no_call(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    talker = await house.dial(POSITIONS)
+    stream = (await talker.begin(1, "step"))["streamId"]
+    operator = Operator(house)
+    for path in (f"/api/calls/{stream}", f"/api/calls/{stream}/messages"):
+        await operator.look(path, 404)
+    assert (await operator.post(f"/api/calls/{stream}/cancel")).status == 404
+    assert (await operator.post(f"/api/calls/{stream[:SHOWN_LETTERS]}/cancel")).status == 200
 
 
 async def test_messages_are_read_in_pages(

@@ -12,8 +12,10 @@ from trio.testing import MockClock
 
 from streams import Server
 from streams.admin.endpoint import AdminEndpoint
-from streams.admin.feed import FEEDS_MAX, SILENCE_S, Feeds
+from streams.admin.feed import FEEDS_MAX, Feeds
 from streams.admin.gate import OwnerGate
+from streams.admin.sse import COMMENT, SILENCE_S
+from streams.errors import Unavailable
 from streams.exchange import Headers, Request
 from streams.observe.registry import Registry
 from tests.rigs.operators import asked_of
@@ -67,9 +69,9 @@ class Reader:
         return [call["state"] for calls in sent for call in calls]
 
 
-def endpoint_of(house: House) -> AdminEndpoint:
+def endpoint_of(house: House, registry: type[Registry] = Registry) -> AdminEndpoint:
     engine = house.running.engine
-    feeds = Feeds(Registry(house.journal, engine), engine.events)
+    feeds = Feeds(registry(house.journal, engine), engine.events)
     return AdminEndpoint(OwnerGate(), feeds.routes)
 
 
@@ -142,7 +144,7 @@ async def test_at_most_four_writes_a_second(
 async def test_a_quiet_feed_shows_that_it_lives(house: House, autojump_clock: MockClock) -> None:
     async with reading(endpoint_of(house)) as reader:
         await trio.sleep(3 * SILENCE_S)
-    assert [data for _, data in reader.writes if data == b": \n\n"] != []
+    assert [data for _, data in reader.writes if data == COMMENT] != []
 
 
 async def test_feeds_are_limited(house: House, autojump_clock: MockClock) -> None:
@@ -159,3 +161,44 @@ async def test_feeds_are_limited(house: House, autojump_clock: MockClock) -> Non
     assert (await asked_of(endpoint, "/api/events?watch=nowhere")).status == 404
     many = ",".join(map(str, range(60)))
     assert (await asked_of(endpoint, f"/api/events?watch={many}")).status == 400
+
+
+async def test_feeds_that_look_for_their_calls_are_counted(
+    house: House, autojump_clock: MockClock
+) -> None:
+    endpoint = endpoint_of(house, _Slow)
+    answers: list[int] = []
+
+    async def ask() -> None:
+        answers.append((await asked_of(endpoint, "/api/events?watch=nowhere")).status)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(FEEDS_MAX + 1):
+            nursery.start_soon(ask)
+    assert sorted(answers) == [404] * FEEDS_MAX + [503]
+
+
+async def test_the_head_of_a_feed_is_answered_without_a_feed(
+    house: House, autojump_clock: MockClock
+) -> None:
+    with trio.fail_after(5):
+        answered = await asked_of(endpoint_of(house), "/api/events", "HEAD")
+    assert (answered.status, answered.headers["content-type"]) == (200, "text/event-stream")
+    assert not house.running.engine.events.is_heard
+
+
+async def test_a_feed_over_a_journal_that_is_away_says_so(house: House) -> None:
+    answered = await asked_of(endpoint_of(house, _Away), "/api/events?watch=abc")
+    assert answered.status == 503
+    assert answered.json["error"]["message"] == "The journal cannot be read: the disk is slow."
+
+
+class _Slow(Registry):
+    async def find(self, prefix: str) -> str:
+        await trio.sleep(1)
+        return await super().find(prefix)
+
+
+class _Away(Registry):
+    async def find(self, prefix: str) -> str:
+        raise Unavailable("the disk is slow.")

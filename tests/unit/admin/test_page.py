@@ -137,6 +137,21 @@ def test_a_browser_is_sent_only_what_has_changed() -> None:
     assert updates.lacking([Region("one", one), Region("two", changed)]) == ""
 
 
+def test_a_browser_is_not_sent_what_has_only_become_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for, updates = calls.Asked(), Updates()
+
+    def lacking(at: float, **changed: Any) -> str:
+        monkeypatch.setattr("streams.admin.page.calls.wall", lambda: at)
+        found = Page((call(**changed), call(id="mnopqrstuvwx")), None)
+        return updates.lacking([calls.rows(asked_for, found)])
+
+    assert ">3m 20s<" in lacking(1200.0)
+    assert lacking(1201.0) == ""
+    later = lacking(1202.0, state="completed")
+    assert ">3m 22s<" in later
+    assert "mnopqrstuvwx" not in later, "of the other row only the age has changed"
+
+
 def test_of_a_table_only_the_rows_that_have_changed_are_sent() -> None:
     def table(**rows: str) -> Region:
         parts = {id_: region("tr", id_, words) for id_, words in rows.items()}
@@ -191,6 +206,27 @@ def test_a_whole_message_is_text() -> None:
     assert "<script>" in found.text
 
 
+async def no_pages() -> tuple[int, ...]:
+    return ()
+
+
+async def test_a_page_of_a_result_is_shown_as_the_api_shows_it() -> None:
+    lines = [messages.result(1, {"content": [{"type": "text", "text": each}]}) for each in "ab"]
+
+    async def read(after: int, bytes_max: int) -> list[Run]:
+        return [Run(1, 2, b"".join(lines))]
+
+    async def pages() -> tuple[int, ...]:
+        return (1,)
+
+    shown_messages = Messages()
+    found = call(numbered=2, durable=2, delivered=0)
+    await shown_messages.advance(found, read, pages)
+    rows, _ = shown_messages.region(found)
+    kinds = [re.findall('class="c-kind">([a-z]+)', html) for html in rows.parts.values()]
+    assert kinds == [["result"], ["page"]], "the newest first"
+
+
 async def test_only_new_messages_are_read() -> None:
     reads: list[tuple[int, int]] = []
 
@@ -204,10 +240,10 @@ async def test_only_new_messages_are_read() -> None:
 
     shown_messages = Messages()
     last = 200
-    await shown_messages.advance(call(numbered=last, durable=last), read)
+    await shown_messages.advance(call(numbered=last, durable=last), read, no_pages)
     last = 202
-    await shown_messages.advance(call(numbered=last, durable=last), read)
-    await shown_messages.advance(call(numbered=last, durable=last), read)
+    await shown_messages.advance(call(numbered=last, durable=last), read, no_pages)
+    await shown_messages.advance(call(numbered=last, durable=last), read, no_pages)
     assert [after for after, _ in reads] == [150, 200]
     rows, _ = shown_messages.region(call(numbered=last, durable=last))
     assert list(rows.parts) == [f"message-{seq}" for seq in range(202, 202 - MESSAGES_MAX, -1)]
@@ -218,7 +254,7 @@ async def test_messages_that_are_deleted_are_no_error() -> None:
         return []
 
     shown_messages = Messages()
-    await shown_messages.advance(call(), read)
+    await shown_messages.advance(call(), read, no_pages)
     rows, _ = shown_messages.region(call())
     assert "All messages were delivered" in rows.html
 
@@ -233,7 +269,7 @@ def test_the_fields_of_a_schema_become_a_form() -> None:
         is_sure={"type": "boolean", "default": True},
         size={"type": "string", "enum": ["s", "m"]},
     )
-    found = Elements(form(wanted, 3, "/calls/x/answer", Markup("")))
+    found = Elements(form(wanted, "/calls/x/answer", Markup("")))
     assert found.names.count("input") == 3
     assert found.names.count("select") == 1
     assert "script" not in found.names
@@ -261,14 +297,14 @@ def test_any_other_question_is_answered_with_json() -> None:
     for wrong in ("", "[]", "{"):
         with pytest.raises(HttpError):
             answer_of(other, {"result": wrong})
-    assert "<textarea" in form(other, 3, "/", Markup(""))
+    assert "<textarea" in form(other, "/", Markup(""))
 
 
 @pytest.mark.parametrize(
     "params", [[], {"requestedSchema": 3}, {"requestedSchema": {"properties": [1]}}]
 )
 def test_a_question_may_have_any_params(params: Any) -> None:
-    assert "question" in shown(question(params), 3, form(question(params), 3, "/", Markup("")))
+    assert "question" in shown(question(params), form(question(params), "/", Markup("")))
 
 
 def test_without_leave_to_write_there_are_no_forms() -> None:
@@ -434,6 +470,9 @@ class Calls:
             raise self.failure
         return self.shown
 
+    async def record(self, stream: str) -> None:
+        return None
+
     async def runs(self, stream: str, after: int, *, bytes_max: int) -> list[Run]:
         raise Missing(1, 2)
 
@@ -461,7 +500,7 @@ async def test_updates_go_on_when_the_journal_is_back(
     nursery.start_soon(endpoint, asked_for, peer)
     await peer.until("running")
     registry.failure = Unavailable("the disk is slow")
-    await peer.until("The journal does not answer: the disk is slow.")
+    await peer.until("The journal cannot be read: the disk is slow.")
     registry.failure, registry.shown = None, call(state="completed")
     await peer.until("completed")
     registry.failure = NoSuchCall("It is forgotten.")

@@ -165,7 +165,20 @@ async def test_an_id_that_is_unknown_or_not_unique_is_refused(
         await registry.find("")
     with pytest.raises(NoSuchCall, match="Several calls"):
         await registry.find(one[:1])
-    assert await registry.find(one) == one
+
+
+async def test_the_secret_letters_of_an_id_are_not_found_by_asking(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    _, stream = await begun(house, steps)
+    registry = registry_of(house)
+    assert await registry.find(stream[:SHOWN_LETTERS]) == stream
+    refusals = set()
+    for guess in (stream[: SHOWN_LETTERS + 1], stream[:SHOWN_LETTERS] + "!", stream):
+        with pytest.raises(NoSuchCall) as caught:
+            await registry.find(guess)
+        refusals.add(str(caught.value))
+    assert len(refusals) == 1, "a right guess is answered like a wrong one"
 
 
 async def test_a_journal_alone_shows_calls_that_no_process_runs(

@@ -1,14 +1,18 @@
-// What a page of the server cannot do itself: ages that grow, and the news that it is gone.
+// What a page of the server cannot do itself: ages that grow, times that are left, and the news that it is gone.
 "use strict";
 (() => {
   const AGE_EVERY_MS = 1000;
-  const units = [[86400, "d"], [3600, "h"], [60, "min"]];
+  const units = [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
 
   function shown(seconds) {
+    let left = Math.max(0, Math.floor(seconds));
+    const found = [];
     for (const [size, unit] of units) {
-      if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
+      const count = Math.floor(left / size);
+      left %= size;
+      if (count > 0 || (unit === "s" && found.length === 0)) found.push(`${count}${unit}`);
     }
-    return `${Math.max(0, Math.floor(seconds))} s`;
+    return found.slice(0, 2).join(" ");
   }
 
   // The server's clock may differ from this one: the page has its time.
@@ -18,9 +22,10 @@
   function grow() {
     if (document.body.classList.contains("is-lost")) return;
     const now = Date.now() / 1000 + ahead;
-    for (const age of document.querySelectorAll("time[data-since]")) {
-      const text = shown(now - Number(age.dataset.since));
-      if (age.textContent !== text) age.textContent = text;
+    for (const time of document.querySelectorAll("time")) {
+      const { since, until } = time.dataset;
+      const text = shown(since === undefined ? Number(until) - now : now - Number(since));
+      if (time.textContent !== text) time.textContent = text;
     }
   }
 
