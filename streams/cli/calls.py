@@ -168,7 +168,9 @@ def _with_call(verb: str, where: str, what: str | None, how: Dialing, json: bool
     except notes.Finished as error:
         return complain(error, GONE)
     except (ValueError, notes.CallbookUnusable) as error:
-        return complain(str(error))
+        is_unknown = verb == "cancel" and what is None
+        ask = " To cancel a server's call as its operator, add --journal FILE or --admin URL."
+        return complain(f"{error}{ask if is_unknown else ''}")
     reach = _reach(target.url, how, target.token_file, target.cwd)
     if verb == "cancel":
         return commands.cancel(reach, target.ticket, as_json=json)

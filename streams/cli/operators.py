@@ -58,6 +58,8 @@ class Showing:
 
 At = Annotated[Looking, Parameter(name="*")]
 Shown = Annotated[Showing, Parameter(name="*")]
+# A place that was written as a word, where it is an option.
+Unplaced = Annotated[str | None, Parameter(show=False)]
 HERE: Final = Looking()
 ONCE: Final = Showing()
 
@@ -98,7 +100,7 @@ def ls(
 
 
 @app.command
-def show(stream: str, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
+def show(stream: str, place: Unplaced = None, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
     """Show one call: its state, its client, its marks, and what its client has missed.
 
     Parameters
@@ -108,7 +110,7 @@ def show(stream: str, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
     """
     from streams.cli.actions import operators
 
-    if wrong := _wrong(shown):
+    if wrong := _wrong(shown) or _misplaced("show", stream, place):
         return complain(wrong)
     return operators.show(_where(None, at), stream, _how(shown))
 
@@ -116,6 +118,7 @@ def show(stream: str, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
 @app.command
 def tail(
     stream: str | None = None,
+    place: Unplaced = None,
     /,
     *,
     lines: int = 10,
@@ -138,7 +141,8 @@ def tail(
     """
     from streams.cli.actions import operators
 
-    if wrong := _wrong(Showing(every=every)) or ("--lines: write 0 or more." if lines < 0 else ""):
+    wrong = _wrong(Showing(every=every)) or _misplaced("tail", stream or "", place)
+    if wrong := wrong or ("--lines: write 0 or more." if lines < 0 else ""):
         return complain(wrong)
     how = operators.How(watch=True, every_s=every, json=json)
     return operators.tail(_where(None, at), stream, lines, how)
@@ -194,6 +198,22 @@ def drain(
 
 def _wrong(shown: Showing) -> str:
     return "" if shown.every >= WATCH_MIN_S else f"--every: write seconds, {WATCH_MIN_S:g} or more."
+
+
+def _misplaced(command: str, stream: str, place: str | None) -> str:
+    """Say what to write for a place that stands where a call's id does, or behind it."""
+    if place is not None:
+        return f"{command} {stream} {place}: write {command} {stream} {_option(place)}."
+    if not set(stream) & set("./:"):  # an id has none of these
+        return ""
+    kind = "an address" if _option(stream).startswith("--admin") else "a journal"
+    kind = "a file" if Path(stream).is_file() else kind
+    return f"{command} {stream}: that is {kind}: write {_option(stream)}."
+
+
+def _option(place: str) -> str:
+    is_admin = place.startswith(("http://", "https://", "unix:"))
+    return f"--{'admin' if is_admin else 'journal'} {place}"
 
 
 def _how(shown: Showing) -> "How":

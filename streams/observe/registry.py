@@ -35,7 +35,7 @@ SCANNED_AT_ONCE: Final = 100  # records in one read of the journal, in 3 to 6 ms
 
 State = Literal["running", "asking", "stopped", "completed", "failed", "abandoned", "cancelled"]
 """`asking`: the call waits for its client's answer. `stopped`: it has not ended, and no process
-runs it."""
+runs it. `failed`: it ended with an error, or with a result that says `isError`."""
 
 LIVE_STATES: Final[frozenset[State]] = frozenset(["running", "asking", "stopped"])
 
@@ -347,7 +347,7 @@ class Registry:
             number=stream.number,
             tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],
-            state=live if is_live else _STATES[state.outcome],
+            state=live if is_live else _ended(state.outcome, has_failed=state.has_failed),
             began_at=record.created_at,
             ended_at=state.ended_at or None,
             numbered=state.last,
@@ -370,13 +370,16 @@ class Registry:
         stream = None if self._engine is None else self._engine.here(record.stream)
         connection = None if stream is None else connection_of(stream)
         live: State = "running" if self._is_served or record.owner else "stopped"
+        has_failed = 0 < record.last == record.last_error
         restart = record.restart
         return CallView(
             id=record.stream[:SHOWN_LETTERS],
             number=record.number,
             tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],
-            state=live if record.outcome is Outcome.LIVE else _STATES[record.outcome],
+            state=live
+            if record.outcome is Outcome.LIVE
+            else _ended(record.outcome, has_failed=has_failed),
             began_at=record.created_at,
             ended_at=record.ended_at or None,
             numbered=record.last,
@@ -414,6 +417,11 @@ _STATES: Final[dict[Outcome, State]] = {
     Outcome.ABANDONED: "abandoned",
     Outcome.CANCELLED: "cancelled",
 }
+
+
+def _ended(outcome: Outcome, *, has_failed: bool) -> State:
+    """The state of a call that has ended: one whose result says `isError` has failed."""
+    return "failed" if outcome.is_end and has_failed else _STATES[outcome]
 
 
 def _question(found: tuple[RequestId, Question]) -> OpenQuestion:

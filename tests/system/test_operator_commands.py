@@ -105,7 +105,9 @@ def test_the_address_needs_the_operators_token(tmp_path: Path, state_folder: Pat
         given.chmod(0o600)
         refused = run("ls", "--admin", url, "--token-file", str(given))
         assert refused.returncode == 2
-        assert "needs the operator's token" in refused.stderr
+        assert "refused the operator's token" in refused.stderr
+        assert "--token-file" in refused.stderr
+        assert "MCP_STREAMS_ADMIN_TOKEN" in refused.stderr
         given.write_text(kept.read_text())
         assert succeeded("ls", "--admin", url, "--token-file", str(given)).stdout
         kept.unlink()
@@ -257,6 +259,31 @@ def test_tail_without_a_call_tells_of_all_changes(tmp_path: Path) -> None:
             follower.kill()
 
 
+@pytest.mark.parametrize("by", ["--journal", "--admin"])
+def test_a_tail_goes_on_with_the_next_server(by: str, tmp_path: Path) -> None:
+    address = tmp_path / "admin.sock"
+    with ServerProcess(tmp_path, options=("--admin", f"unix:{address}")) as server:
+        server.hear("admin.sock")
+        place = str(server.journal) if by == "--journal" else f"unix:{address}"
+        follower = Following("tail", by, place, "--every", "0.1", on_terminal=True)
+        try:
+            follower.wait_for("from now on")
+            server.kill()
+            if by == "--admin":
+                follower.wait_for("Looking again until Ctrl-C")
+            server.start()
+            if by == "--admin":
+                follower.wait_for("answers again")
+            with server.connect("ws-streams") as peer:
+                call = asking(peer)
+                assert follower.process.stdout is not None
+                assert follower.process.stdout.readline().startswith(f"{call}  ask  began")
+            follower.interrupt()
+            assert follower.process.wait(DEADLINE_S) == 130
+        finally:
+            follower.kill()
+
+
 def test_what_a_tool_sends_never_controls_the_terminal(tmp_path: Path) -> None:
     with ServerProcess(tmp_path) as server, server.connect("ws-streams") as peer:
         peer.initialize(POSITIONS)
@@ -279,6 +306,9 @@ def test_wrong_words_are_explained(tmp_path: Path) -> None:
             (("ls", journal, "--state", "runing"), 2, "did you mean running"),
             (("ls", journal, "--every", "0"), 2, "--every"),
             (("show", "nothing", "--journal", journal), 4, "No call has an id"),
+            (("show", "WCX", "r.db"), 2, "write show WCX --journal r.db"),
+            (("tail", journal), 2, f"that is a file: write --journal {journal}"),
+            (("cancel", "WCXunknown"), 2, "add --journal FILE or --admin URL"),
             (("cancel", "x", "y", "--journal", journal), 2, "operator"),
         ]
         for words, code, says in cases:

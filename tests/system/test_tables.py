@@ -31,13 +31,24 @@ QUESTION = b'{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{}
 ERROR = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32603,"message":"the disk is gone"}}\n'
 
 
+TOOL_ERROR = (
+    b'{"jsonrpc":"2.0","id":1,"result":'
+    b'{"content":[{"type":"text","text":"no such branch"}],"isError":true}}\n'
+)
+
+
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
-    """The tables of a journal with a call that asks, and one that has failed."""
+    """The tables of a journal with a call that asks, one that has failed, and a tool's error."""
     journal = tmp_path / "reports.db"
     with contextlib.closing(SQLiteStore(journal)) as store:
         for number, (line, outcome) in enumerate(
-            [(QUESTION, Outcome.LIVE), (ERROR, Outcome.FAILED)], 1
+            [
+                (QUESTION, Outcome.LIVE),
+                (ERROR, Outcome.FAILED),
+                (TOOL_ERROR, Outcome.COMPLETED),
+            ],
+            1,
         ):
             name = f"stream-{number}"
             made = replace(record(number=number), stream=name, origin=ORIGIN)
@@ -72,12 +83,14 @@ def test_each_question_has_an_answer(question: str, command: str, tables: Path) 
     expected: dict[str, Any] = {
         "How do": {"tool": "build", "outcome": "live", "calls": 1},
         "Which calls": {"stream": 1, "tool": "build"},
-        "Which callers": {"messages": 2, "bytes": len(QUESTION) + len(ERROR) - 2},
+        "Which callers": {"messages": 3, "bytes": sum(map(len, (QUESTION, ERROR, TOOL_ERROR))) - 3},
         "Which questions": {"stream": 1, "seq": 1, "method": "elicitation/create"},
         "Why": {"tool": "build", "why": "the disk is gone", "calls": 1},
     }
     (wanted,) = (row for start, row in expected.items() if question.startswith(start))
     assert any(wanted.items() <= row.items() for row in rows), rows
+    if question.startswith("Why"):
+        assert {"tool": "build", "why": "no such branch", "calls": 1} in rows
 
 
 def test_the_end_of_a_call_has_a_time(tables: Path) -> None:

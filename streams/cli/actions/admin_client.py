@@ -23,6 +23,7 @@ TIMEOUT_S: Final = 15.0
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 READ_BYTES: Final = 64 * 1024
 UNIX: Final = "unix:"
+TOKEN_VARIABLE: Final = "MCP_STREAMS_ADMIN_TOKEN"
 
 _TOKEN: Final = re.compile(r"[!-~]+", re.ASCII)
 
@@ -84,12 +85,25 @@ class AdminClient:
 
     def _refused(self, status: int, body: bytes) -> CannotAsk:
         try:
+            if status == 401:
+                msgspec.json.decode(body, type=_Body)
+                return CannotAsk(self._without_token, status)
             return CannotAsk(msgspec.json.decode(body, type=_Body).error.message, status)
         except (ValueError, RecursionError):
             return CannotAsk(
                 f"{self.address} answers {status}, and not as an operator's endpoint: name that of "
                 "the server's --admin."
             )
+
+    @property
+    def _without_token(self) -> str:
+        what = (
+            "needs the operator's token" if self._token is None else "refused the operator's token"
+        )
+        return (
+            f"{self.address} {what}: name the file with --token-file, or set {TOKEN_VARIABLE}. The "
+            "server's log named its file; a client's token does not work here."
+        )
 
     async def _connect(self) -> trio.abc.Stream:
         if self._path is not None:

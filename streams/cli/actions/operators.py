@@ -4,11 +4,11 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 import trio
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -16,16 +16,17 @@ from rich.text import Text
 from streams import logs
 from streams.cli.actions.admin_client import AdminClient, CannotAsk
 from streams.cli.actions.output import as_json_text, harmless, print_aligned, say
-from streams.cli.actions.sources import CannotLook, Source, Where, source_of
+from streams.cli.actions.sources import CannotLook, Source, Where, source_now, source_of
 from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, GONE, USAGE, complain, nearest
 from streams.clock import lasting, utc, wall
 from streams.errors import first_of
+from streams.observe.calls import principal_word
 from streams.observe.details import CallDetail
 from streams.observe.lines import MessageView, in_words
-from streams.observe.registry import ALL, CallView, Page, State, Wanted
+from streams.observe.registry import ALL, LIVE_STATES, CallView, Page, State, Wanted
 
 COLUMNS: Final = ("call", "tool", "state", "age", "pending", "client", "principal")
-NARROW: Final = ("tool", "principal")  # columns that are folded where the window is narrow
+TOOL_LETTERS: Final = 24  # of a tool in a window of 100 columns or fewer
 LISTED_AT_ONCE: Final = 500  # of a journal that is counted
 TAILED_CALLS: Final = 200  # the newest calls, whose changes are told
 MESSAGES_AT_ONCE: Final = 500
@@ -59,6 +60,7 @@ class Asked(msgspec.Struct, frozen=True):
         return ALL if wanted == ALL else wanted
 
 
+_T = TypeVar("_T")
 Look = Callable[[Source], Awaitable[Any]]
 Draw = Callable[[Any], RenderableType]
 
@@ -171,17 +173,53 @@ def _exit_code(error: BaseException | None) -> int:
 # Looking once, or again and again
 
 
+class _Again:
+    """A place that is looked at again and again, while its server may restart.
+
+    The first look fails where nothing answers; a later one waits for the next server.
+    """
+
+    def __init__(self, source: Source, how: How) -> None:
+        self.source = source
+        self._how = how
+        self._has_looked = self._is_away = False
+
+    async def look(self, look: Callable[[Source], Awaitable[_T]]) -> _T:
+        """Look, again where it has to be. Raises `CannotLook` and `CannotAsk`."""
+        while True:
+            try:
+                self.source = source_now(self.source)
+                found = await look(self.source)
+            except (CannotAsk, CannotLook) as error:
+                is_refused = isinstance(error, CannotAsk) and 0 < error.status < 500
+                if is_refused or not self._has_looked:
+                    raise
+                if not self._is_away:
+                    say(f"{error} Looking again until Ctrl-C.")
+                self._is_away = True
+                await trio.sleep(self._how.every_s)
+            else:
+                if self._is_away:
+                    say(f"{self.source.name} answers again.")
+                self._has_looked, self._is_away = True, False
+                return found
+
+
 async def _shown(source: Source, *, look: Look, draw: Draw, how: How) -> int:
+    again = _Again(source, how)
     if not how.watch:
-        _print(await look(source), draw, how)
+        found = await look(source)
+        _print(found, draw, how)
+        if isinstance(found, Page) and not (how.json or sys.stdout.isatty()) and found.before:
+            say(_more(found))
     elif how.json or not sys.stdout.isatty():
         while True:
-            _print(await look(source), draw, how)
+            _print(await again.look(look), draw, how)
             await trio.sleep(how.every_s)
     else:
         with Live(console=_console(), screen=True, auto_refresh=False) as live:
             while True:
-                live.update(draw(await look(source)), refresh=True)
+                live.update(draw(await again.look(look)), refresh=True)
                 await trio.sleep(how.every_s)
     return DONE
 
@@ -210,22 +248,23 @@ class _Rows:
         columns: Sequence[str],
         rows: Iterable[Sequence[str]],
         *,
-        narrow: Sequence[str] = (),
         title: str = "",
     ) -> None:
         self.columns = columns
         self.rows = [[safe(cell) for cell in row] for row in rows]
-        self._narrow = narrow
         self._title = title
 
-    def __rich__(self) -> Table:
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """The table in a window: the principal gives way, a long tool before that."""
         table = Table(box=None, pad_edge=False, caption=self._title or None, caption_justify="left")
         for column in self.columns:
-            is_narrow = column in self._narrow
-            table.add_column(column, no_wrap=True, overflow="ellipsis" if is_narrow else "fold")
+            is_tool, gives_way = column == "tool", column == "principal"
+            widest = max(TOOL_LETTERS, TOOL_LETTERS + options.max_width - 100) if is_tool else None
+            # Rich takes columns that may be folded first; their cells are cut instead.
+            table.add_column(column, no_wrap=not gives_way, max_width=widest, overflow="ellipsis")
         for row in self.rows:
-            table.add_row(*map(Text, row))
-        return table
+            table.add_row(*(Text(each, no_wrap=True, overflow="ellipsis") for each in row))
+        yield table
 
 
 def safe(text: str) -> str:
@@ -240,19 +279,22 @@ async def calls_of(source: Source, wanted: Wanted, limit: int) -> Page:
     """The newest calls that are wanted, as many pages as that takes."""
     found: list[CallView] = []
     before: int | None = None
-    while len(found) < limit:
-        page = await source.calls(before, limit - len(found), wanted)
+    while len(found) <= limit:  # one more tells whether there are more
+        page = await source.calls(before, limit + 1 - len(found), wanted)
         found += page.calls
         before = page.before
         if before is None:
             break
-    return Page(tuple(found), before)
+    return Page(tuple(found[:limit]), found[limit - 1].number if len(found) > limit else None)
 
 
 def table_of(page: Page) -> RenderableType:
     """The table of `ls`."""
-    more = f"{len(page.calls):,} calls; older ones with --limit" if page.before else ""
-    return _Rows(COLUMNS, map(_row, page.calls), narrow=NARROW, title=more)
+    return _Rows(COLUMNS, map(_row, page.calls), title=_more(page) if page.before else "")
+
+
+def _more(page: Page) -> str:
+    return f"{len(page.calls):,} calls; more: --limit {2 * len(page.calls)}"
 
 
 def _row(call: CallView) -> Sequence[str]:
@@ -264,7 +306,7 @@ def _row(call: CallView) -> Sequence[str]:
         lasting(wall() - call.began_at),
         pending,
         call.transport or ("" if call.state not in ("running", "asking") else "away"),
-        call.principal,
+        principal_word(call.principal),
     )
 
 
@@ -355,7 +397,9 @@ async def _counted(source: Source) -> dict[str, Any]:
     if source.client is not None:
         found: dict[str, Any] = await source.client.get("stats", kind=dict[str, Any])
         return found
-    states: dict[str, int] = {}
+    # A store does not tell which calls ask.
+    unknown = () if source.path is not None else ("asking",)
+    states = {each: 0 for each in get_args(State) if each not in unknown}
     pending, before = 0, None
     while True:
         page = await source.calls(before, LISTED_AT_ONCE, ALL)
@@ -364,14 +408,16 @@ async def _counted(source: Source) -> dict[str, Any]:
             pending += call.pending
         before = page.before
         if before is None:
-            return {**states, "pending": pending, "journal": source.name}
+            return {"journal": source.name, **states, "pending": pending}
 
 
 def counts_of(counts: dict[str, Any]) -> RenderableType:
     """The table of `stats`."""
     rows: list[tuple[str, str]] = []
     for name, value in counts.items():
-        if isinstance(value, dict):
+        if name == "unready":
+            rows.append(("ready", f"no: {value}" if value else "yes"))
+        elif isinstance(value, dict):
             rows += [(f"{name}: {each}", _number(count)) for each, count in value.items()]
         elif value is not None:
             rows.append((name, _AS_TEXT.get(name, _number)(value)))
@@ -389,21 +435,67 @@ _AS_TEXT: Final[Mapping[str, Callable[[Any], str]]] = {"pid": str, "startedAt": 
 
 
 async def _tail_call(source: Source, *, prefix: str, lines: int, how: How) -> int:
-    call = await source.call(prefix)
-    after = max(0, call.durable - lines)
+    again = _Again(source, how)
+    call = await again.look(lambda source: source.call(prefix))
+    following = _Following(again, call, max(0, call.durable - lines), how)
+    is_stopped = call.state == "stopped"
+    has_run = not is_stopped
     while True:
-        found = await source.messages(call.id, after, MESSAGES_AT_ONCE)
-        for each in found.messages:
-            _print_message(each, how)
-            after = each.seq
-        if found.after is None:
-            if call.state not in ("running", "asking") and after >= call.durable:
-                break
-            await trio.sleep(how.every_s)
-            call = await source.call(call.id)
-            after = max(after, call.durable if call.durable <= found.gone else after)
+        await following.read_on()
+        waits = call.state in LIVE_STATES and has_run
+        if not waits and call.durable >= call.numbered:
+            break
+        await trio.sleep(how.every_s)
+        # Looked at before its messages: those of a call that has ended are all there then.
+        try:
+            call = await again.look(partial(_call, id=call.id))
+        except CannotAsk as error:
+            if error.status != 404:
+                raise
+            return complain(f"The call {call.id} is forgotten: nothing tells how it ended.", GONE)
+        if call.state == "stopped" and not is_stopped:
+            say("No process serves it: waiting for the next one, until Ctrl-C.")
+        is_stopped = call.state == "stopped"
+        has_run = has_run or not is_stopped
     say(f"The call is {call.state}. {missed_in_words(call)}")
     return DONE
+
+
+async def _call(source: Source, *, id: str) -> CallDetail:
+    return await source.call(id)
+
+
+class _Following:
+    """The messages of one call, printed in order; gaps are told."""
+
+    def __init__(self, again: _Again, call: CallDetail, after: int, how: How) -> None:
+        self._again, self._id, self._after, self._how = again, call.id, after, how
+
+    async def read_on(self) -> None:
+        """Print all that is there."""
+        while True:
+            found = await self._again.look(
+                lambda source: source.messages(self._id, self._after, MESSAGES_AT_ONCE)
+            )
+            for each in found.messages:
+                self._tell_gap(each.seq - 1)
+                _print_message(each, self._how)
+                self._after = each.seq
+            if found.after is None:
+                self._tell_gap(found.gone)
+                return
+
+    def _tell_gap(self, last: int) -> None:
+        """The messages up to `last` were delivered before they could be read."""
+        first = self._after + 1
+        if last < first:
+            return
+        if self._how.json:
+            print(as_json_text({"missing": {"from": first, "to": last}}), flush=True)
+        else:
+            which = f"{first}" if first == last else f"{first} to {last}"
+            print(f"{which}: delivered, not kept any more", flush=True)
+        self._after = last
 
 
 def _print_message(message: MessageView, how: How) -> None:
@@ -416,8 +508,9 @@ def _print_message(message: MessageView, how: How) -> None:
 async def _tail_all(source: Source, *, how: How) -> int:
     """Print a line for each change of a call, for ever."""
     known: dict[str, tuple[State, bool]] | None = None
+    again = _Again(source, how)
     while True:
-        page = await source.calls(None, TAILED_CALLS, ALL)
+        page = await again.look(lambda source: source.calls(None, TAILED_CALLS, ALL))
         now = {call.id: (call.state, call.is_attached) for call in page.calls}
         for call in reversed(page.calls):
             if known is not None and known.get(call.id) != now[call.id]:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streams.admin.tokens import TokenUnusable, path_for, read_token
-from streams.cli.actions.admin_client import UNIX, AdminClient, is_socket
+from streams.cli.actions.admin_client import TOKEN_VARIABLE, UNIX, AdminClient, CannotAsk, is_socket
 from streams.errors import JournalError
 from streams.journal.addresses import is_url, without_secrets
 from streams.journal.ownership import operators_path, owner_of
@@ -25,7 +25,6 @@ from streams.observe.registry import NoSuchCall, Page, Registry, Wanted
 from streams.process import state
 from streams.server.storage import Place, open_store
 
-TOKEN_VARIABLE: Final = "MCP_STREAMS_ADMIN_TOKEN"
 HTTP: Final = ("http://", "https://", UNIX)
 SERVERS_SHOWN: Final = 20
 
@@ -53,6 +52,10 @@ class Source(Protocol):
     def client(self) -> AdminClient | None:
         """Of a server, which may be changed too; None for a journal."""
 
+    @property
+    def path(self) -> Path | None:
+        """The journal's file, if it was found by that: see `source_now`."""
+
     async def calls(self, before: int | None, limit: int, wanted: Wanted) -> Page:
         """See `Registry.calls`."""
 
@@ -64,8 +67,8 @@ class Source(Protocol):
 
 
 class _Server:
-    def __init__(self, client: AdminClient, name: str) -> None:
-        self.client, self.name = client, name
+    def __init__(self, client: AdminClient, name: str, path: Path | None = None) -> None:
+        self.client, self.name, self.path = client, name, path
 
     async def calls(self, before: int | None, limit: int, wanted: Wanted) -> Page:
         page: Page = await self.client.get(
@@ -94,6 +97,7 @@ class _Journal:
 
     name: str
     client: AdminClient | None = None
+    path: Path | None = None
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Registry]:
@@ -118,7 +122,7 @@ class _Journal:
 
 class _File(_Journal):
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = self.path = path
         self.name = str(path)
 
     @asynccontextmanager
@@ -144,7 +148,9 @@ class _Store(_Journal):
 def _told() -> Iterator[None]:
     try:
         yield
-    except (NoSuchCall, JournalError, OSError) as error:
+    except NoSuchCall as error:
+        raise CannotAsk(str(error), status=404) from None  # as a server answers
+    except (JournalError, OSError) as error:
         raise CannotLook(str(error)) from None
 
 
@@ -165,8 +171,13 @@ def source_of(where: Where) -> Source:
 def _of_file(path: Path) -> Source:
     sockets = operators_path(path)
     if is_socket(sockets) and _is_owned(path):
-        return _Server(AdminClient(f"{UNIX}{sockets}"), str(path))
+        return _Server(AdminClient(f"{UNIX}{sockets}"), str(path), path)
     return _File(path)
+
+
+def source_now(source: Source) -> Source:
+    """The same place now: a file may have another owner meanwhile, or none."""
+    return source if source.path is None else _of_file(source.path)
 
 
 def _is_owned(path: Path) -> bool:

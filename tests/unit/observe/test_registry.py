@@ -110,6 +110,23 @@ async def test_an_evicted_call_is_found_in_the_journal(
     assert (counts.running, counts.evicted, counts.pending) == (0, 1, 0)
 
 
+async def test_a_call_whose_result_says_is_error_has_failed(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    """In memory, and once it has left that."""
+    talker, _ = await begun(house, steps)
+    steps.fail()
+    answer = await talker.find(lambda m: "result" in m and m["result"].get("isError"))
+    registry = registry_of(house)
+    wanted = Wanted(states=frozenset(["failed"]))
+    [call] = (await registry.calls(wanted=wanted)).calls
+    assert (call.state, call.is_in_memory, answer["id"]) == ("failed", True, 1)
+    await talker.leave()
+    await trio.sleep(30)
+    [call] = (await registry.calls(wanted=wanted)).calls
+    assert (call.state, call.is_in_memory) == ("failed", False)
+
+
 async def test_counts_are_those_of_this_process(
     house: House, steps: Steps, autojump_clock: MockClock
 ) -> None:
