@@ -20,7 +20,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from streams.admin.changes import Answering, Changes
-from streams.admin.endpoint import Route, journal_errors, query_of, respond_json
+from streams.admin.endpoint import Number, Route, journal_errors, query_of, respond_json
 from streams.exchange import HttpError, Request, Responder
 from streams.observe.details import Details
 from streams.observe.registry import Registry, State, Wanted
@@ -39,15 +39,15 @@ class _CallsAsked(msgspec.Struct, forbid_unknown_fields=True):
 
     state: str = ""
     text: str = ""
-    before: int | None = None
-    limit: int = CALLS_USUAL
+    before: Number | None = None
+    limit: Number = CALLS_USUAL
 
 
 class _MessagesAsked(msgspec.Struct, forbid_unknown_fields=True):
     """The query of a list of messages."""
 
-    after: int = 0
-    limit: int = MESSAGES_USUAL
+    after: Number = 0
+    limit: Number = MESSAGES_USUAL
 
 
 class _Drain(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):

@@ -37,7 +37,10 @@ class Answering(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
         if isinstance(self.error, str):
             refused = Refusal(REJECTED, self.error)
             return messages.parse(messages.error(self.request_id, refused))
-        return messages.parse(messages.result(self.request_id, self.result))
+        try:
+            return messages.parse(messages.result(self.request_id, self.result))
+        except Refusal as refused:  # nested too deeply
+            raise HttpError(400, refused) from None
 
 
 class Changes:

@@ -7,7 +7,7 @@ tells nothing that needs a token.
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -33,6 +33,10 @@ JSON: Final[Headers] = (
 STRANGERS_BODY_BYTES_MAX: Final = 1024
 PART_LETTERS_MAX: Final = 200  # of a path
 FIELDS_MAX: Final = 20  # of a query
+
+# SQLite, and the signed numbers of Redis, have 64 bits.
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number in a query."""
 
 _T = TypeVar("_T")
 

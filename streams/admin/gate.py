@@ -26,7 +26,7 @@ _BEARER: Final = re.compile(r"bearer +([-A-Za-z0-9._~+/]+=*)", re.IGNORECASE | r
 
 REQUESTS_MAX: Final = 400  # at once, of an operator
 REQUESTS_PER_S: Final = 100.0  # and in the long run
-# Refused requests are fewer, so that strangers can neither keep the server busy nor fill the log.
+# Wrong tokens are fewer. The right one is let in however many were wrong.
 REFUSED_MAX: Final = 20
 REFUSED_PER_S: Final = 2.0
 
@@ -111,8 +111,10 @@ class TokenGate:
         return False
 
     def _stranger(self, request: Request) -> HttpError:
-        if not self._refused.spend():
-            return HttpError(429, "Too many requests without the token: try later.", _LATER)
+        # One without any token guesses nothing. Counted, it would keep operators who are not yet
+        # signed in from the form for the token.
+        if "authorization" in request.headers and not self._refused.spend():
+            return HttpError(429, "Too many wrong tokens: try again later.", _LATER)
         now = trio.current_time()
         if now - self._logged_at >= 1.0:
             self._logged_at = now

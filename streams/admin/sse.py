@@ -10,6 +10,8 @@ from streams.admin.endpoint import NO_STORE
 from streams.exchange import Headers, Responder
 
 SILENCE_S: Final = 15.0  # then a comment is sent, so that a connection that is cut is noticed
+# A client that takes longer to read what it is sent is cut: feeds are few, and others wait for one.
+UNREAD_S: Final = 30.0
 COMMENT: Final = b":\n\n"
 HEADERS: Final[Headers] = (
     ("content-type", "text/event-stream"),
@@ -28,7 +30,7 @@ async def while_connected(
     """Begin a response, and run the block until it ends or the client has gone.
 
     A client that goes while events are sent raises `trio.BrokenResourceError`, in a group: the
-    listener of HTTP expects that.
+    listener of HTTP expects that. A client that does not read for `UNREAD_S` counts as gone.
     """
     sent_at = trio.current_time()
 
@@ -36,7 +38,10 @@ async def while_connected(
         nonlocal sent_at
         if not events and trio.current_time() - sent_at < SILENCE_S:
             return
-        await responder.write(events or COMMENT)
+        with trio.move_on_after(UNREAD_S) as unread:
+            await responder.write(events or COMMENT)
+        if unread.cancelled_caught:
+            raise trio.BrokenResourceError(f"nothing was read for {UNREAD_S:.0f} s")
         sent_at = trio.current_time()
 
     async def watch(scope: trio.CancelScope) -> None:

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from streams.admin.endpoint import Number
 from streams.admin.page.charts import sparkline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
@@ -40,7 +41,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     show: str = ""
     text: str = ""
-    before: int | None = None
+    before: Number | None = None
 
     @property
     def wanted(self) -> Wanted:

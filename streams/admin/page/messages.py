@@ -15,5 +15,5 @@ def pretty(line: bytes) -> tuple[str, int]:
         return line[:WHOLE_BYTES_MAX].decode(errors="replace"), left_out
     try:
         return msgspec.json.format(line, indent=2).decode(errors="replace"), 0
-    except ValueError:
+    except (ValueError, RecursionError):  # too deep to be indented
         return line.decode(errors="replace"), 0

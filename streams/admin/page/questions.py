@@ -1,6 +1,7 @@
 """Open questions of a call: shown to all operators, with a form where they may answer.
 
-The fields of an elicitation's form are those of its schema. Other requests are answered with JSON.
+The fields of an elicitation's form are those of its schema. Other requests are answered with JSON,
+and so are elicitations with a schema that MCP does not allow: a wrapped server may send any.
 """
 
 from typing import Any, Final
@@ -8,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from streams.admin.page.html import Markup, join, tag
+from streams.admin.page.messages import pretty
 from streams.exchange import HttpError
 from streams.observe.registry import OpenQuestion
 
@@ -17,7 +19,7 @@ LETTERS_MAX: Final = 10_000  # of one answer
 PARAMS_LETTERS_MAX: Final = 4_000  # of a question that is shown as JSON
 ELICITATION: Final = "elicitation/create"
 PREFIX: Final = "field "  # of the names of fields, which a schema chooses
-_SIMPLE: Final = frozenset(["string", "number", "integer", "boolean"])
+_SIMPLE: Final = ("string", "number", "integer", "boolean")
 
 
 def shown(question: OpenQuestion, form: Markup | None) -> Markup:
@@ -27,7 +29,7 @@ def shown(question: OpenQuestion, form: Markup | None) -> Markup:
     if isinstance(message, str):
         told = tag("p", tag("bdi", message[:LETTERS_MAX]))
     else:
-        text = msgspec.json.format(msgspec.json.encode(params), indent=2).decode()
+        text, _ = pretty(bytes(question.params))
         told = tag("pre", text[:PARAMS_LETTERS_MAX])
     heading = tag("h3", f"{question.method}, message {question.seq}", class_="asks")
     return tag("section", heading, told, form, class_="question", id=f"question-{question.seq}")
@@ -67,15 +69,20 @@ def fields_of(question: OpenQuestion) -> list[tuple[str, dict[str, Any]]] | None
     params = _params(question)
     if question.method != ELICITATION or params.get("mode", "form") not in ("form", "url"):
         return None
-    schema = params.get("requestedSchema")
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
+    schema = params.get("requestedSchema", {})
+    properties = schema.get("properties", {}) if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or len(properties) > FIELDS_MAX:
         return None
-    found = [(name, about) for name, about in properties.items() if isinstance(about, dict)]
-    if len(found) < len(properties) or not all(about.get("type") in _SIMPLE for _, about in found):
+    if not all(map(_is_simple, properties.values())):
         return None
-    wanted = schema.get("required", ()) if isinstance(schema, dict) else ()
-    return [(name, {**about, "is_wanted": name in (wanted or ())}) for name, about in found]
+    required = schema.get("required")
+    wanted = required if isinstance(required, list) else ()
+    return [(name, {**about, "is_wanted": name in wanted}) for name, about in properties.items()]
+
+
+def _is_simple(about: Any) -> bool:
+    """Whether a field with this schema can be drawn."""
+    return isinstance(about, dict) and about.get("type") in _SIMPLE
 
 
 def answer_of(question: OpenQuestion, given: dict[str, str]) -> dict[str, Any]:
@@ -85,7 +92,7 @@ def answer_of(question: OpenQuestion, given: dict[str, str]) -> dict[str, Any]:
     if fields is None:
         try:
             result = msgspec.json.decode(given.get("result", ""))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise HttpError(400, f"The result is no JSON: {error}.") from None
         if not isinstance(result, dict):
             raise HttpError(400, "The result is no JSON object: write {…}.")
@@ -119,15 +126,14 @@ def _field(name: str, about: dict[str, Any], number: int, at: int) -> Markup:
     attributes: dict[str, Any] = {"name": f"{PREFIX}{name}", "id": f"field-{number}-{at}"}
     wanted = bool(about["is_wanted"])
     default = about.get("default")
-    choices = about.get("enum")
+    choices = _choices(about)
     if about["type"] == "boolean":
         box = tag("input", type="checkbox", checked=default is True, **attributes)
         return tag("label", box, label, class_="inline")
-    if isinstance(choices, list):
+    if choices:
         options = [
             tag("option", each, value=each, selected=each == default)
             for each in choices[:OPTIONS_MAX]
-            if isinstance(each, str)
         ]
         if not wanted:
             options.insert(0, tag("option", "", value=""))
@@ -150,6 +156,14 @@ def _field(name: str, about: dict[str, Any], number: int, at: int) -> Markup:
     )
 
 
+def _choices(about: dict[str, Any]) -> list[str]:
+    """The texts of which one is chosen; none where the field is written."""
+    choices = about.get("enum")
+    if about["type"] != "string" or not isinstance(choices, list):
+        return []
+    return [each for each in choices if isinstance(each, str)]
+
+
 def _button(value: str, name: str, **attributes: Any) -> Markup:
     return tag("button", name, name="action", value=value, **attributes)
 
@@ -157,6 +171,6 @@ def _button(value: str, name: str, **attributes: Any) -> Markup:
 def _params(question: OpenQuestion) -> dict[str, Any]:
     try:
         params = msgspec.json.decode(question.params)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return params if isinstance(params, dict) else {}

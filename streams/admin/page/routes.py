@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from streams.admin.changes import Answering, Changes
-from streams.admin.endpoint import Route, journal_errors, query_of
+from streams.admin.endpoint import Number, Route, journal_errors, query_of
 from streams.admin.gate import TokenGate
 from streams.admin.page import call as one_call
 from streams.admin.page import calls
@@ -61,7 +61,7 @@ View = Callable[[], Awaitable[Sequence[Region]]]
 class _CallAsked(msgspec.Struct, frozen=True):
     """The query of one call."""
 
-    before: int | None = None
+    before: Number | None = None
 
 
 class LivePage:

@@ -4,15 +4,17 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
 from streams.admin.api import Api
-from streams.admin.changes import Changes
+from streams.admin.changes import Answering, Changes
 from streams.admin.endpoint import AdminEndpoint
 from streams.admin.gate import OwnerGate
+from streams.exchange import HttpError
 from streams.keys import SHOWN_LETTERS
 from streams.observe.registry import Registry
 from tests.rigs.operators import Answered, asked_of
@@ -38,20 +40,20 @@ class Operator:
         registry = Registry(house.journal, engine)
         self.drains: list[float | None] = []
         api = Api(registry, Changes(registry, engine), about=lambda: {"pid": 7}, drain=self._drain)
-        self._endpoint = AdminEndpoint(OwnerGate(), api.routes)
+        self.endpoint = AdminEndpoint(OwnerGate(), api.routes)
 
     def _drain(self, grace_s: float | None) -> float:
         self.drains.append(grace_s)
         return 5.0 if grace_s is None else grace_s
 
     async def look(self, target: str, status: int = 200) -> Any:
-        answered = await asked_of(self._endpoint, target)
+        answered = await asked_of(self.endpoint, target)
         assert answered.status == status, answered.body
         return answered.json
 
     async def post(self, target: str, value: Any = None) -> Answered:
         body = b"" if value is None else json.dumps(value).encode()
-        return await asked_of(self._endpoint, target, "POST", body=body)
+        return await asked_of(self.endpoint, target, "POST", body=body)
 
 
 async def asking(house: House, steps: Steps, capabilities: Any = POSITIONS) -> tuple[Talker, str]:
@@ -80,6 +82,39 @@ async def test_the_list_the_counts_and_the_connections(
     assert (await operator.look("/api/calls?state=nonsense", 400))["error"]["message"]
     await operator.look("/api/calls?limit=x", 400)
     await operator.look("/api/calls?unknown=1", 400)
+
+
+@pytest.mark.parametrize("number", [2**63, -1, -(2**63) - 1, 10**30, int("9" * 4000)])
+async def test_numbers_that_no_journal_can_have_are_refused(
+    house: House, steps: Steps, autojump_clock: MockClock, number: int
+) -> None:
+    await asking(house, steps)
+    operator = Operator(house)
+    [call] = (await operator.look(f"/api/calls?before={2**63 - 1}"))["calls"]
+    messages = f"/api/calls/{call['id']}/messages"
+    assert (await operator.look(f"{messages}?after={2**63 - 1}"))["messages"] == []
+    for target in ("/api/calls?before", "/api/calls?limit", f"{messages}?after"):
+        refused = await operator.look(f"{target}={number}", 400)
+        assert "The query is wrong" in refused["error"]["message"]
+
+
+async def test_an_answer_that_is_nested_too_deeply_is_refused(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    _, question = await asking(house, steps)
+    operator = Operator(house)
+    [call] = (await operator.look("/api/calls"))["calls"]
+    answering = Answering(question, {"a": msgspec.Raw(b"[" * 30_000 + b"]" * 30_000)})
+    with pytest.raises(HttpError) as caught:
+        answering.message()
+    assert caught.value.status == 400
+    path = f"/api/calls/{call['id']}/answer"
+    for depth in (*range(800, 1000, 5), 30_000):  # the limit depends on the callers of a function
+        nested = "[" * depth + "]" * depth
+        body = f'{{"requestId":"another","result":{{"a":{nested}}}}}'
+        answered = await asked_of(operator.endpoint, path, "POST", body=body.encode())
+        assert answered.status in (400, 409)
+    assert (await operator.look(f"/api/calls/{call['id']}"))["state"] == "asking"
 
 
 async def test_a_call_says_what_its_client_has_missed(

@@ -14,7 +14,7 @@ from streams import Server
 from streams.admin.endpoint import AdminEndpoint
 from streams.admin.feed import FEEDS_MAX, Feeds
 from streams.admin.gate import OwnerGate
-from streams.admin.sse import COMMENT, SILENCE_S
+from streams.admin.sse import COMMENT, SILENCE_S, UNREAD_S
 from streams.errors import Unavailable
 from streams.exchange import Headers, Request
 from streams.observe.registry import Registry
@@ -147,6 +147,15 @@ async def test_a_quiet_feed_shows_that_it_lives(house: House, autojump_clock: Mo
     assert [data for _, data in reader.writes if data == COMMENT] != []
 
 
+async def test_a_feed_that_nobody_reads_is_closed(house: House, autojump_clock: MockClock) -> None:
+    began = trio.current_time()
+    with pytest.raises(ExceptionGroup) as caught:
+        await endpoint_of(house)(Request("GET", "/api/events", {}, b""), _Unread())
+    assert caught.group_contains(trio.BrokenResourceError, match="nothing was read")
+    assert trio.current_time() - began == pytest.approx(UNREAD_S)
+    assert not house.running.engine.events.is_heard
+
+
 async def test_feeds_are_limited(house: House, autojump_clock: MockClock) -> None:
     endpoint = endpoint_of(house)
     async with trio.open_nursery() as nursery:
@@ -191,6 +200,13 @@ async def test_a_feed_over_a_journal_that_is_away_says_so(house: House) -> None:
     answered = await asked_of(endpoint_of(house, _Away), "/api/events?watch=abc")
     assert answered.status == 503
     assert answered.json["error"]["message"] == "The journal cannot be read: the disk is slow."
+
+
+class _Unread(Reader):
+    """The responder of a client whose buffers are full."""
+
+    async def write(self, *data: bytes) -> None:
+        await trio.sleep_forever()
 
 
 class _Slow(Registry):

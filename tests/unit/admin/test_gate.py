@@ -112,8 +112,13 @@ async def test_without_a_token_all_is_refused_but_health(autojump_clock: MockClo
 
 async def test_strangers_cannot_use_up_what_operators_need(autojump_clock: MockClock) -> None:
     at = endpoint()
-    statuses = [(await asked_of(at, "/read/x")).status for _ in range(3 * REFUSED_MAX)]
+    wrong = {"authorization": f"Bearer {SECRET}x"}
+    statuses = [
+        (await asked_of(at, "/read/x", headers=wrong)).status for _ in range(3 * REFUSED_MAX)
+    ]
     assert statuses == [401] * REFUSED_MAX + [429] * 2 * REFUSED_MAX
+    without = [(await asked_of(at, "/read/x")).status for _ in range(3 * REFUSED_MAX)]
+    assert without == [401] * 3 * REFUSED_MAX, "only wrong tokens count"
     assert (await asked_of(at, "/read/x", headers=BEARER)).status == 200
 
 

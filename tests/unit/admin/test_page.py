@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from streams import messages
 from streams.admin.endpoint import AdminEndpoint
-from streams.admin.gate import Token, TokenGate
+from streams.admin.gate import REFUSED_MAX, Token, TokenGate
 from streams.admin.page import calls, layout
 from streams.admin.page.access import HOLDS_S, Visitors, form_of
 from streams.admin.page.call import MESSAGES_MAX, Messages, regions, whole
@@ -307,6 +307,62 @@ def test_a_question_may_have_any_params(params: Any) -> None:
     assert "question" in shown(question(params), form(question(params), "/", Markup("")))
 
 
+NESTED = "[" * 30_000 + "]" * 30_000
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        5,
+        None,
+        [],
+        {"properties": 5},
+        {"properties": {"name": 5}},
+        {"properties": {"name": {"type": ["string", "null"]}}},
+        {"properties": {"name": {"type": {}}}},
+        {"properties": {"name": {"type": "object"}}},
+    ],
+)
+def test_a_schema_that_cannot_be_drawn_is_answered_with_json(schema: Any) -> None:
+    asked_for = question({"message": "Which?", "requestedSchema": schema})
+    assert Elements(form(asked_for, "/", Markup(""))).names.count("textarea") == 1
+    assert answer_of(asked_for, {"result": '{"action":"decline"}'}) == {"action": "decline"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"required": 5},
+        {"required": "name"},
+        {"required": {"name": True}},
+        {"required": [[], {}, 5]},
+        {"properties": {"name": {"type": "string", "enum": 5}}},
+        {"properties": {"name": {"type": "string", "enum": {"a": 1}}}},
+        {"properties": {"name": {"type": "string", "enum": [1, [], {}]}}},
+        {"properties": {"name": {"type": "string", "title": 5, "default": [], "enum": None}}},
+    ],
+)
+def test_the_rest_of_a_schema_may_be_anything(changed: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, **changed}
+    asked_for = question({"message": "Which?", "requestedSchema": schema})
+    found = Elements(form(asked_for, "/", Markup("")))
+    assert (found.names.count("input"), found.names.count("select")) == (1, 0)
+    assert ("required", None) not in found.attributes
+    given = {"action": "accept", "field name": "Ada"}
+    assert answer_of(asked_for, given) == {"action": "accept", "content": {"name": "Ada"}}
+
+
+def test_what_is_nested_too_deeply_is_shown_and_refused() -> None:
+    params = msgspec.Raw(f'{{"message":"Which?","a":{NESTED}}}'.encode())
+    asked_for = OpenQuestion("q1", 3, "elicitation/create", params)
+    assert "[[[" in Elements(shown(asked_for, form(asked_for, "/", Markup("")))).text
+    other = question({}, "sampling/createMessage")
+    with pytest.raises(HttpError) as caught:
+        answer_of(other, {"result": f'{{"a":{NESTED}}}'})
+    assert caught.value.status == 400
+    assert pretty(NESTED.encode()) == (NESTED, 0)
+
+
 def test_without_leave_to_write_there_are_no_forms() -> None:
     found = call(questions=(asked(name={"type": "string"}),), connection=4, transport="websocket")
     read_only = join(each.html for each in regions(found, None, Messages(), "/calls/x", ""))
@@ -516,6 +572,39 @@ async def test_a_page_over_a_journal_that_is_away_says_so(operated: Operated) ->
     await endpoint(msgspec.structs.replace(asked_for, path=path), peer)  # type: ignore[arg-type]
     assert peer.status == 503
     assert "the disk is slow" in peer.sent.decode()
+
+
+@pytest.mark.parametrize("before", ["9223372036854775808", "-1", "-9223372036854775809", "x"])
+async def test_numbers_that_no_journal_can_have_are_refused(
+    operated: Operated, before: str
+) -> None:
+    _, endpoint, asked_for = operated
+    for path in ("/", "/live", asked_for.path, asked_for.path.removesuffix("/live")):
+        peer = Peer()
+        target = msgspec.structs.replace(asked_for, path=path, query=f"before={before}")
+        await endpoint(target, peer)  # type: ignore[arg-type]
+        assert (path, peer.status) == (path, 400)
+
+
+async def test_strangers_do_not_keep_operators_from_signing_in(operated: Operated) -> None:
+    _, endpoint, _ = operated
+    wrong = request(authorization=f"Bearer {SECRET}x")
+    refused = Peer()
+    for _ in range(3 * REFUSED_MAX):
+        await endpoint(request(), Peer())  # type: ignore[arg-type]
+        await endpoint(wrong, refused)  # type: ignore[arg-type]
+    assert refused.status == 429
+    peer = Peer()
+    await endpoint(request(), peer)  # type: ignore[arg-type]
+    assert (peer.status, b'name="token"' in peer.sent) == (401, True)
+    await endpoint(request(layout.asset("page.js")), peer)  # type: ignore[arg-type]
+    assert peer.status == 200
+    sign_in = {"content_type": "application/x-www-form-urlencoded"}
+    await endpoint(
+        request("/login", "POST", f"token={SECRET}".encode(), **sign_in),
+        peer,  # type: ignore[arg-type]
+    )
+    assert peer.status == 303
 
 
 async def test_pages_with_updates_are_few(

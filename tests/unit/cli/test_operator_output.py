@@ -1,4 +1,4 @@
-"""What the operator's commands print: tables in narrow windows, gaps, limits, and restarts."""
+"""The output of the operator's commands: tables in narrow windows, gaps, limits, and restarts."""
 
 import io
 import json
