@@ -265,7 +265,9 @@ def test_a_tail_goes_on_with_the_next_server(by: str, tmp_path: Path) -> None:
     with ServerProcess(tmp_path, options=("--admin", f"unix:{address}")) as server:
         server.hear("admin.sock")
         place = str(server.journal) if by == "--journal" else f"unix:{address}"
-        follower = Following("tail", by, place, "--every", "0.1", on_terminal=True)
+        follower = Following(
+            *("tail", by, place, "--every", "0.1"), on_terminal=True, out_on_terminal=True
+        )
         try:
             follower.wait_for("from now on")
             server.kill()
@@ -276,8 +278,7 @@ def test_a_tail_goes_on_with_the_next_server(by: str, tmp_path: Path) -> None:
                 follower.wait_for("answers again")
             with server.connect("ws-streams") as peer:
                 call = asking(peer)
-                assert follower.process.stdout is not None
-                assert follower.process.stdout.readline().startswith(f"{call}  ask  began")
+                follower.wait_for(f"{call}  ask  began")
             follower.interrupt()
             assert follower.process.wait(DEADLINE_S) == 130
         finally:

@@ -27,6 +27,7 @@ from streams.observe.registry import ALL, LIVE_STATES, CallView, Page, State, Wa
 
 COLUMNS: Final = ("call", "tool", "state", "age", "pending", "client", "principal")
 TOOL_LETTERS: Final = 24  # of a tool in a window of 100 columns or fewer
+LISTED_MAX: Final = 1000  # calls that `ls` takes as its limit
 LISTED_AT_ONCE: Final = 500  # of a journal that is counted
 TAILED_CALLS: Final = 200  # the newest calls, whose changes are told
 MESSAGES_AT_ONCE: Final = 500
@@ -294,7 +295,10 @@ def table_of(page: Page) -> RenderableType:
 
 
 def _more(page: Page) -> str:
-    return f"{len(page.calls):,} calls; more: --limit {2 * len(page.calls)}"
+    shown = len(page.calls)
+    if shown >= LISTED_MAX:
+        return f"{shown:,} calls; there are more: choose with --state and --text"
+    return f"{shown:,} calls; more: --limit {min(2 * shown, LISTED_MAX)}"
 
 
 def _row(call: CallView) -> Sequence[str]:

@@ -84,7 +84,7 @@ async def test_the_list_the_counts_and_the_connections(
     await operator.look("/api/calls?unknown=1", 400)
 
 
-@pytest.mark.parametrize("number", [2**63, -1, -(2**63) - 1, 10**30, int("9" * 4000)])
+@pytest.mark.parametrize("number", [2**63, -1, -(2**63) - 1, 10**30, 10**100])
 async def test_numbers_that_no_journal_can_have_are_refused(
     house: House, steps: Steps, autojump_clock: MockClock, number: int
 ) -> None:

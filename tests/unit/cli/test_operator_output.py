@@ -1,4 +1,4 @@
-"""The output of the operator's commands: tables in narrow windows, gaps, limits, and restarts."""
+"""The operator's commands print tables in narrow windows, gaps, limits, and restarts."""
 
 import io
 import json
@@ -103,6 +103,7 @@ async def test_a_list_tells_that_there_is_more() -> None:
     assert (len(page.calls), page.before) == (50, 11)
     assert "more: --limit 100" in operators._more(page)
     assert (await operators.calls_of(Scripted([]), Wanted(), 60)).before is None
+    assert "--limit" not in operators._more(Page(page.calls * 20, 1))
 
 
 async def test_a_tail_names_what_is_not_kept_any_more(capsys: pytest.CaptureFixture[str]) -> None:
