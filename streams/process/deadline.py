@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Final
 
 from streams.clock import steady
-from streams.logs import log
+from streams.logs import STANDARD_ERROR, log
 
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HANDLED: Final = (*END_SIGNALS, signal.SIGHUP)
@@ -94,6 +94,7 @@ class Exit:
     def _tell(self, code: int) -> None:
         told: dict[str, object] = {"tools": ", ".join(self.tools()) or "none", "code": code}
         log.warning("the process ends at its deadline; some tools have not ended", **told)
+        STANDARD_ERROR.finish(FINAL_LOG_S)
         failure = self.failure()
         if code == END_OF_FAILURE and failure is not None:
             with suppress(OSError):
