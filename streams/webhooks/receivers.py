@@ -17,8 +17,20 @@ import trio
 URL_LETTERS_MAX: Final = 2000
 _PRINTABLE: Final = re.compile(r"[\x21-\x7e]+")
 _PORTS: Final = {"https": 443, "http": 80}
-# Addresses of IPv6 that lead to one of IPv4, which may be private: NAT64, 6to4, Teredo.
-_TRANSLATED: Final = [ip_network(net) for net in ("64:ff9b::/96", "2002::/16", "2001::/32")]
+# All public addresses of IPv6 are here. NAT64 and other forms that lead to an address of IPv4,
+# which may be private, are elsewhere, except 6to4 and Teredo.
+_UNICAST: Final = ip_network("2000::/3")
+_SPECIAL: Final = [
+    ip_network(net)
+    for net in (
+        "2001::/23",  # protocols, with Teredo
+        "2001:db8::/32",  # examples
+        "2002::/16",  # 6to4
+        "3fff::/20",  # examples
+        "192.0.0.0/24",  # protocols
+        "192.88.99.0/24",  # relays of 6to4
+    )
+]
 
 
 class NotPublic(OSError):
@@ -94,13 +106,39 @@ def _begins(parts: SplitResult, prefix: SplitResult) -> bool:
 
 def receiver(url: str) -> str:
     """The host and port of a URL: for the log, because the rest of it may be a secret."""
-    return urlsplit(url).netloc
+    try:
+        return urlsplit(url).netloc
+    except ValueError:
+        return ""  # an invalid URL has none
+
+
+def origin(url: str) -> str:
+    """The scheme, host and port of a URL: the same for all ways to write them.
+
+    An invalid URL is returned as it is.
+    """
+    try:
+        parts = _parts(url)
+        host = (parts.hostname or "").rstrip(".").encode("idna").decode()
+        return f"{parts.scheme}://{host}:{_port(parts)}"
+    except ValueError:
+        return url
+
+
+def _parts(url: str) -> SplitResult:
+    """Raises `ValueError` where it is no URL of a receiver at all."""
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ValueError("no URL such as https://HOST/PATH")
+    return parts
 
 
 async def addresses_of(url: str, *, is_private_allowed: bool) -> Sequence[str]:
-    """The IP addresses that a URL leads to. Raises `OSError`; `NotPublic` if any is not public."""
-    parts = urlsplit(url)
-    assert parts.hostname is not None
+    """The IP addresses that a URL leads to.
+
+    Raises `ValueError` for an invalid URL, or `OSError`: `NotPublic` if any address is not public.
+    """
+    parts = _parts(url)
     kind = trio.socket.SOCK_STREAM
     found = await trio.socket.getaddrinfo(parts.hostname, _port(parts), type=kind)
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
@@ -116,6 +154,7 @@ def is_public(address: str) -> bool:
     if isinstance(found, IPv6Address):
         if found.ipv4_mapped is not None:
             found = found.ipv4_mapped
-        elif any(found in net for net in _TRANSLATED):
+        elif found not in _UNICAST:
             return False
-    return found.is_global and not found.is_multicast
+    is_special = any(found in net for net in _SPECIAL)
+    return found.is_global and not found.is_multicast and not is_special

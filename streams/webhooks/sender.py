@@ -42,7 +42,7 @@ from streams.journal.webhooks import DropWebhook, SaveWebhook, Webhook, WebhookC
 from streams.limits import DAY_S
 from streams.logs import STREAM_LETTERS, log
 from streams.webhooks.queue import Queue
-from streams.webhooks.receivers import addresses_of, receiver
+from streams.webhooks.receivers import addresses_of, origin, receiver
 from streams.webhooks.signatures import Signer
 
 # "Immediately, 5 seconds, 5 minutes, 30 minutes, 2 hours, 5 hours, 10 hours, 14 hours, 20 hours,
@@ -80,7 +80,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Post(Protocol):
-    """Posts a body and returns the answer. Redirects are answers. Raises `OSError`."""
+    """Posts a body and returns the answer. Redirects are answers.
+
+    Raises `OSError`, or `ValueError` where no request can be made of what is given.
+    """
 
     async def __call__(
         self, url: str, addresses: Sequence[str], headers: Mapping[str, str], body: bytes
@@ -99,6 +102,10 @@ class Failed(Exception):
         self.retry_after_s = retry_after_s
 
 
+class Unsendable(Exception):
+    """No request can be made of a webhook, now or later; it says why."""
+
+
 class Sender:
     """Sends what waits; `run` it in a task of its own."""
 
@@ -114,7 +121,7 @@ class Sender:
         clock: Callable[[], float] = wall,
         schedule: Sequence[float] = SCHEDULE,
     ) -> None:
-        """`resolve` finds the addresses of a URL. Raises `OSError`."""
+        """`resolve` finds the addresses of a URL. It raises `OSError`, or `ValueError`."""
         self._journal = journal
         self._queue = queue
         self._signer = signer
@@ -168,7 +175,7 @@ class Sender:
     def _begin(self, webhooks: Sequence[Webhook], nursery: trio.Nursery) -> None:
         counts = Counter(self._under_way.values())
         for webhook in webhooks:
-            where = receiver(webhook.url)
+            where = origin(webhook.url)
             if counts[where] < PER_RECEIVER:
                 counts[where] += 1
                 self._under_way[webhook.id] = where
@@ -200,6 +207,10 @@ class Sender:
             answer = await self._attempt(webhook)
         except Failed as failure:
             return self._failed(webhook, failure, about)
+        except Unsendable as error:
+            about["webhook"] = ascii(webhook.id)[1:-1]  # it may be what is wrong
+            log.warning("a webhook that cannot be sent is dropped", why=str(error)[:200], **about)
+            return DropWebhook(webhook.id)
         if answer.status == GONE:
             log.warning("a receiver of webhooks is gone: this one is not sent again", **about)
         else:
@@ -207,9 +218,9 @@ class Sender:
         return DropWebhook(webhook.id)
 
     async def _attempt(self, webhook: Webhook) -> Answer:
-        """The answer of a receiver that is done with the webhook. Raises `Failed`."""
-        headers = self._signer.headers(webhook.id, self._clock(), webhook.body)
+        """The answer of a receiver that is done with the webhook. Raises `Failed`, `Unsendable`."""
         try:
+            headers = self._signer.headers(webhook.id, self._clock(), webhook.body)
             with trio.fail_after(ATTEMPT_S):
                 addresses = await self._resolve(webhook.url)
                 answer = await self._post(webhook.url, addresses, headers, webhook.body)
@@ -217,6 +228,8 @@ class Sender:
             raise Failed(f"no answer within {ATTEMPT_S:g} s") from None
         except OSError as error:
             raise Failed(_without_url(str(error), webhook.url)) from error
+        except ValueError as error:  # another program has written it to the journal
+            raise Unsendable(_without_url(str(error), webhook.url)) from error
         if answer.status in OK or answer.status == GONE:
             return answer
         is_redirect = answer.status in REDIRECTS
@@ -250,8 +263,9 @@ class Sender:
 
 def _without_url(text: str, url: str) -> str:
     """The text of an error without the path of a URL, which may be a secret."""
-    for form in (url, url.replace("https:", "http:", 1)):
-        text = text.replace(form, receiver(url))
+    for form in (url, url.replace("https:", "http:", 1), repr(url)[1:-1]):
+        if form:
+            text = text.replace(form, receiver(url))
     return text
 
 

@@ -17,6 +17,9 @@ from transports.net.dialing import Address, ClientStream, Scheme, reach
 CONNECT_S: Final = 5.0  # to one address: another one may be better
 READ_BYTES: Final = 4096
 HEAD_BYTES_MAX: Final = 16 * 1024
+# Before the response. A receiver that sends them without end would cost a processor.
+INTERIM_MAX: Final = 8
+HEADS_BYTES_MAX: Final = 32 * 1024  # of all of them and the response
 USER_AGENT: Final = "mcp-streams"
 
 _HTTP: Final = Scheme("http", "HTTP", "/")
@@ -37,14 +40,12 @@ async def post(
     *,
     ssl_context: ssl.SSLContext | None = None,
 ) -> PostAnswer:
-    """Post to the first of some IP addresses that can be reached. Raises `OSError`.
+    """Post to the first of some IP addresses that can be reached.
 
-    With TLS the certificate is that of the URL's host. A redirect is an answer like any other.
+    Raises `OSError`, or `ValueError` where no request can be made of what is given. With TLS the
+    certificate is that of the URL's host. A redirect is an answer like any other.
     """
-    try:
-        address = Address(url, _HTTP)
-    except ValueError as error:
-        raise OSError(str(error)) from error
+    address = Address(url, _HTTP)
     failure: OSError = OSError(f"{address.host} has no address")
     for place in places:
         try:
@@ -72,7 +73,10 @@ async def _exchanged(
         "connection": "close",
         **headers,
     }
-    request = h11.Request(method="POST", target=address.target, headers=list(fields.items()))
+    try:
+        request = h11.Request(method="POST", target=address.target, headers=list(fields.items()))
+    except h11.LocalProtocolError as error:
+        raise ValueError(str(error)) from error
     parts = (connection.send(each) for each in (request, h11.Data(body), h11.EndOfMessage()))
     try:
         await stream.send_all(b"".join(part or b"" for part in parts))
@@ -82,15 +86,25 @@ async def _exchanged(
 
 
 async def _head(stream: ClientStream, connection: h11.Connection) -> PostAnswer:
+    interim = received = 0
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
+            if received > HEADS_BYTES_MAX:
+                raise h11.RemoteProtocolError(
+                    "too many bytes before the end of the response's head"
+                )
             data = bytes(await stream.receive_some(READ_BYTES))
             if not data:
                 raise h11.RemoteProtocolError("it hung up and gave no response")
+            received += len(data)
             connection.receive_data(data)
         elif isinstance(event, h11.Response):
             fields = {name.decode(): value.decode("latin-1") for name, value in event.headers}
             return PostAnswer(event.status_code, fields)
         elif not isinstance(event, h11.InformationalResponse):
             raise h11.RemoteProtocolError("it sent something else than a response")
+        else:
+            interim += 1
+            if interim > INTERIM_MAX:
+                raise h11.RemoteProtocolError(f"more than {INTERIM_MAX} interim responses")

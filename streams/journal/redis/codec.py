@@ -231,6 +231,8 @@ def webhook_bytes(webhook: Webhook) -> bytes:
 def webhook_of(id: bytes, due_at: float, stored: bytes) -> Webhook:
     """A webhook from what `webhook_bytes` has made."""
     its = _webhook(stored)
+    if its.attempts < 0:
+        raise ValueError("the number of attempts is negative")
     return Webhook(id.decode(), its.stream, its.url, its.body, due_at, its.attempts)
 
 

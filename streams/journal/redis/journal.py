@@ -13,7 +13,7 @@ from streams.errors import Full, JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
-from streams.journal.redis.damage import WHAT_TO_DO
+from streams.journal.redis.damage import UNREADABLE, WHAT_TO_DO
 from streams.journal.redis.lines import Lines
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
@@ -23,6 +23,7 @@ from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.webhooks import Webhook
 from streams.keys import new_name
 from streams.limits import MIB, Durability
+from streams.logs import log
 from streams.messages import Run
 
 SCANNED_AT_ONCE: Final = 1000  # keys
@@ -394,11 +395,18 @@ class RedisJournal:
         self._check_open()
         key, times = self._prefix + "webhooks", (repr(now), repr(until))
         found = await self._reader.function("take_webhooks", *times, limit)
-        return [
-            webhook
-            for its_id, body in zip(found[::2], found[1::2], strict=True)
-            if (webhook := self._decoded(key, codec.webhook_of, its_id, until, body)) is not None
-        ]
+        taken, unreadable = [], []
+        for its_id, body in zip(found[::2], found[1::2], strict=True):
+            try:
+                taken.append(codec.webhook_of(its_id, until, body))
+            except UNREADABLE as error:
+                shown, why = ascii(its_id), str(error)
+                log.warning("a webhook that cannot be read is dropped", webhook=shown, why=why)
+                unreadable.append(its_id)
+        if unreadable:
+            due = self._prefix + "webhooks_due"
+            await self._calls((b"HDEL", key, *unreadable), (b"ZREM", due, *unreadable))
+        return taken
 
     # Other replicas
 

@@ -38,10 +38,12 @@ from streams.journal.sqlite.tables import (
     RECORD,
     SessionTables,
     SQLiteLookups,
+    WebhookTable,
     overlaid,
     record_of,
 )
 from streams.limits import DAY_S, MIB, Durability
+from streams.logs import log
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits while another program holds the file
@@ -147,18 +149,23 @@ class SQLiteStore:
         """See `Journal.claim`."""
         self._set_busy_timeout(BUSY_MS)
         with translated(self._path):
-            records = self._transact(self._claimed)
+            records, dropped = self._transact(self._claimed)
+        for shown in dropped:
+            why = "its row in the table `webhooks` has values of other types, or text not in UTF-8"
+            log.warning("a webhook that cannot be read is dropped", webhook=shown, why=why)
         self._tails.claim()
         known = self._tails.known
         return [overlaid(record, known.get(record.stream)) for record in records]
 
-    def _claimed(self) -> Sequence[Record]:
+    def _claimed(self) -> tuple[Sequence[Record], Sequence[str]]:
+        """The records, and the ids of webhooks that were dropped."""
         self._writer.execute("UPDATE ownership SET claims = claims + 1")
         # The clock may have been years ahead when streams were evicted.
         due_at = wall() + LOOKED_AT_WITHIN_S
         self._writer.execute("UPDATE rests SET due_at = ? WHERE due_at > ?", (due_at, due_at))
         resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
-        return [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
+        records = [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
+        return records, WebhookTable(self._writer).drop_unreadable()
 
     def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`."""

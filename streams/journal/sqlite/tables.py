@@ -239,15 +239,45 @@ class WebhookTable:
     def drop_webhook(self, id: str) -> None:
         self._execute("DELETE FROM webhooks WHERE id = ?", (id,))
 
+    def drop_unreadable(self) -> Sequence[str]:
+        """Delete the rows that no release has written; returns their ids, escaped."""
+        unreadable = [
+            (row, ascii(its_id)[2:-1])
+            for row, is_typed, its_id, *others in self._execute(_WEBHOOK_TEXTS)
+            if not is_typed or _webhook_of((its_id, *others)) is None
+        ]
+        for row, _ in unreadable:
+            self._execute("DELETE FROM webhooks WHERE rowid = ?", (row,))
+        return [shown for _, shown in unreadable]
 
+
+# SQLite keeps values of other types than those of the columns. Texts are read as bytes, because
+# SQLite does not check that they are UTF-8.
+_IS_TYPED: Final = (
+    "typeof(id) || typeof(stream) || typeof(url) || typeof(body) || typeof(due_at) || "
+    "typeof(attempts) = 'texttexttextblobrealinteger' AND attempts >= 0"
+)
+_TEXTS: Final = "CAST(id AS BLOB), CAST(stream AS BLOB), CAST(url AS BLOB)"
+# The bodies are left out: all of them may be long.
+_WEBHOOK_TEXTS: Final = f"SELECT rowid, {_IS_TYPED}, {_TEXTS}, x'', 0.0, 0 FROM webhooks"
 _WEBHOOKS: Final = (
-    "SELECT id, stream, url, body, due_at, attempts FROM webhooks ORDER BY due_at LIMIT ?"
+    f"SELECT {_TEXTS}, body, due_at, attempts FROM webhooks WHERE {_IS_TYPED} "
+    "ORDER BY due_at LIMIT ?"
 )
 _NAMED: Final = (
     "SELECT streams.stream FROM names JOIN streams ON streams.id = names.stream WHERE name = ?"
 )
 _DUE: Final = "SELECT id FROM rests ORDER BY due_at LIMIT ?"
 _UNWANTED: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
+
+
+def _webhook_of(row: Sequence[Any]) -> Webhook | None:
+    try:
+        its_id, stream, url = (text.decode() for text in row[:3])
+    except UnicodeDecodeError:
+        # Another program has written it. It counts as absent until `drop_unreadable` deletes it.
+        return None
+    return Webhook(its_id, stream, url, *row[3:])
 
 
 def _eviction(record: Record) -> tuple[Any, ...]:
@@ -357,7 +387,8 @@ class SQLiteLookups:
         return self._records(f"WHERE streams.id IN ({ids}) ORDER BY due_at", limit)
 
     def webhooks(self, *, limit: int) -> Sequence[Webhook]:
-        return [Webhook(*row) for row in self._all(_WEBHOOKS, limit)]
+        found = map(_webhook_of, self._all(_WEBHOOKS, limit))
+        return [webhook for webhook in found if webhook is not None]
 
     def count_webhooks(self) -> int:
         [(counted,)] = self._all("SELECT count(*) FROM webhooks")

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trustme
 
-from transports.http.post import HEAD_BYTES_MAX, post
+from transports.http.post import HEAD_BYTES_MAX, INTERIM_MAX, post
 
 PATIENCE_S = 30.0
 Answering = Callable[[trio.abc.Stream], Awaitable[None]]
@@ -112,3 +112,36 @@ async def test_the_certificate_is_that_of_the_name() -> None:
             url = f"https://{name}:{port}/"
             with pytest.raises(OSError, match="certificate"):
                 await post(url, ["127.0.0.1"], {}, b"{}", ssl_context=context)
+
+
+@pytest.mark.parametrize(
+    "interim",
+    [
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\na: " + b"x" * 12_000 + b"\r\n\r\n",
+    ],
+)
+async def test_interim_responses_without_end_are_an_error(interim: bytes) -> None:
+    async with receiver(*[interim] * 100_000) as (port, _):
+        with pytest.raises(OSError, match=r"no answer: (more than|too many)"):
+            await post(f"http://a.invalid:{port}/", ["127.0.0.1"], {}, b"{}")
+
+
+async def test_a_few_interim_responses_are_none() -> None:
+    few = b"HTTP/1.1 100 Continue\r\n\r\n" * INTERIM_MAX + b"HTTP/1.1 200 OK\r\n\r\n"
+    async with receiver(few) as (port, _):
+        assert (await post(f"http://a.invalid:{port}/", ["127.0.0.1"], {}, b"{}")).status == 200
+
+
+@pytest.mark.parametrize("id", ["a\r\nx: y", "é☃"])
+async def test_a_header_that_http_does_not_allow_is_no_failure_of_the_receiver(id: str) -> None:
+    async with receiver() as (port, received):
+        with pytest.raises(ValueError, match=r"header value|ascii"):
+            await post(f"http://a.invalid:{port}/", ["127.0.0.1"], {"webhook-id": id}, b"{}")
+    assert b"".join(received) == b""
+
+
+@pytest.mark.parametrize("url", ["", "http://[x", "http://a:99999/", "file:///a", "http://a..b/"])
+async def test_a_url_that_cannot_be_used_is_no_failure_of_the_receiver(url: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 (each has words of its own)
+        await post(url, ["127.0.0.1"], {}, b"{}")

@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 import trio
 
-from streams.webhooks.receivers import NotPublic, Receivers, addresses_of, is_public, receiver
+from streams.webhooks.receivers import (
+    NotPublic,
+    Receivers,
+    addresses_of,
+    is_public,
+    origin,
+    receiver,
+)
 
 LISTED = ["hooks.example.com", "internal.example.com:8443", "https://shared.example.com/team/"]
 
@@ -79,13 +86,17 @@ def test_a_rule_that_is_none_is_refused(rule: str) -> None:
         *("100.64.0.1", "224.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1", "240.0.0.1"),
         *("::1", "::", "fe80::1", "fc00::1", "ff02::1", "2001:db8::1", "fe80::1%1"),
         *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001::1"),
+        *("fec0::1", "64:ff9b:1::7f00:1", "::7f00:1", "::ffff:0:7f00:1", "2001:0:a00:1::1"),
+        *("5f00::1", "3fff::1", "192.88.99.1", "192.0.0.9", "100::1", "4000::1", "2001:20::1"),
     ],
 )
 def test_an_address_that_is_not_public_is_known(address: str) -> None:
     assert not is_public(address)
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8"])
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "2001:4860::8888", "::ffff:8.8.8.8"]
+)
 def test_so_is_a_public_one(address: str) -> None:
     assert is_public(address)
 
@@ -123,3 +134,11 @@ async def test_names_and_odd_forms_of_loopback_are_refused(host: str) -> None:
 
 def test_a_log_gets_host_and_port_alone() -> None:
     assert receiver("https://a.example:8443/SECRET?token=x") == "a.example:8443"
+
+
+def test_an_origin_is_the_same_for_all_ways_to_write_it() -> None:
+    forms = ["https://a.example", "https://A.example.:443/x?y", "HTTPS://u@a.EXAMPLE/z"]
+    assert {origin(form) for form in forms} == {"https://a.example:443"}
+    assert origin("http://a.example/") != origin("https://a.example/")
+    assert origin("https://a.example:8443/") != origin("https://a.example/")
+    assert origin("http://[x") == "http://[x"

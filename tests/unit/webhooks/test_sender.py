@@ -1,6 +1,7 @@
 """A webhook is sent until its receiver has taken it, and by one sender at a time."""
 
 import math
+from collections.abc import Sequence
 from email.utils import formatdate
 
 import pytest
@@ -11,6 +12,7 @@ from trio.testing import MockClock
 from streams.errors import Unavailable
 from streams.journal.memory import MemoryJournal
 from streams.journal.webhooks import SaveWebhook
+from streams.webhooks.receivers import addresses_of
 from streams.webhooks.sender import (
     AT_ONCE,
     ATTEMPT_S,
@@ -154,6 +156,64 @@ async def test_a_hanging_receiver_does_not_keep_others_waiting(autojump_clock: M
                 await trio.sleep(0.1)
     assert at[other.url] < ATTEMPT_S, "before the first of the others has failed"
     assert most == PER_RECEIVER
+
+
+async def test_another_way_to_write_a_receiver_is_the_same_receiver(
+    autojump_clock: MockClock,
+) -> None:
+    forms = ["example.com", "EXAMPLE.com", "exAmple.com.", "example.com:443", "Example.com.:443"]
+    urls = [f"https://{form}/{n}" for form in forms for n in range(AT_ONCE)]
+    many = [webhook(n, url) for n, url in enumerate(urls)]
+    journal, inbox = await journal_with(*many), Inbox(1.0)
+    async with sending(journal, inbox.post):
+        await until_empty(journal)
+    assert inbox.most_under_way == PER_RECEIVER
+    assert sorted(inbox.ids) == sorted(each.id for each in many)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "http://[x", "http://a:99999/", "http://a:abc/", "file:///etc/passwd", "http:///"),
+        *(f"http://{'a' * 70}.example/", "http://a..b/"),
+    ],
+)
+async def test_a_url_that_cannot_be_used_is_dropped_with_one_warning(
+    autojump_clock: MockClock, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    journal, inbox = await journal_with(webhook(1, url), webhook(2)), Inbox()
+
+    async def resolved(url: str) -> Sequence[str]:
+        return ["192.0.2.1"] if url == URL else await addresses_of(url, is_private_allowed=True)
+
+    async with sending(journal, inbox.post, resolve=resolved):
+        await until_empty(journal)
+    assert inbox.ids == ["msg_2"]
+    [line] = [each for each in capsys.readouterr().err.splitlines() if "dropped" in each]
+    assert "msg_1" in line
+
+
+async def test_a_body_that_cannot_be_signed_is_dropped(autojump_clock: MockClock) -> None:
+    journal, inbox = await journal_with(replace(webhook(1), body=b"\xff"), webhook(2)), Inbox()
+    async with sending(journal, inbox.post):
+        await until_empty(journal)
+    assert inbox.ids == ["msg_2"]
+
+
+@pytest.mark.parametrize("id", ["a\r\nx: y", "é☃"])
+async def test_an_id_that_is_no_header_is_dropped_and_shown_escaped(
+    autojump_clock: MockClock, capsys: pytest.CaptureFixture[str], id: str
+) -> None:
+    journal = await journal_with(replace(webhook(), id=id))
+
+    async def refusing(*_: object) -> Answer:
+        raise ValueError("Illegal header value")  # as `transports.http.post` does
+
+    async with sending(journal, refusing):
+        await until_empty(journal)
+    printed = capsys.readouterr().err
+    assert "dropped" in printed
+    assert ascii(id)[1:-1] in printed.replace("\\\\", "\\")
 
 
 async def test_no_more_than_some_are_sent_at_once(autojump_clock: MockClock) -> None:
