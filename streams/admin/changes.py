@@ -14,9 +14,10 @@ from streams.engine.engine import Engine
 from streams.engine.stream import Stream
 from streams.errors import Refusal
 from streams.exchange import HttpError
+from streams.keys import SHOWN_LETTERS
 from streams.logs import STREAM_LETTERS, log
 from streams.messages import Message, RequestId
-from streams.observe.registry import ID_LETTERS, Registry
+from streams.observe.registry import Registry
 
 # MCP, on sampling: "User rejected sampling request" has this code in the example of the spec.
 REJECTED: Final = -1
@@ -55,7 +56,7 @@ class Changes:
         self._check_runs(stream)
         log.info("an operator cancels a call", stream=stream.id[:STREAM_LETTERS])
         self._engine.operations.stop(stream, is_told=True)
-        return stream.id[:ID_LETTERS]
+        return stream.id[:SHOWN_LETTERS]
 
     async def answer(self, stream_id: str, answer: Answering) -> str:
         """Answer an open question in place of the client. The first answer counts."""
@@ -68,7 +69,7 @@ class Changes:
             )
         log.info("an operator answers a question", stream=stream.id[:STREAM_LETTERS])
         self._engine.operations.answer_as(stream, message)
-        return stream.id[:ID_LETTERS]
+        return stream.id[:SHOWN_LETTERS]
 
     def cut(self, number: int) -> None:
         """Close a connection. Its client may come back at once, and resume."""
@@ -83,7 +84,7 @@ class Changes:
         with journal_errors():
             stream = await self._engine.operations.load_call(stream_id)
         if stream is None:
-            raise HttpError(404, f"The call {stream_id[:ID_LETTERS]} is forgotten.")
+            raise HttpError(404, f"The call {stream_id[:SHOWN_LETTERS]} is forgotten.")
         return stream
 
     @staticmethod

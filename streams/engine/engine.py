@@ -131,7 +131,8 @@ class Engine:
         # Begins with a drain, and with a shutdown that other replicas go on after: no connection
         # must be accepted from then on, so that balancers send clients to other processes.
         self.departure = Departure()
-        # Called before a drain with its seconds, while connections are still accepted.
+        # Called before a drain with its seconds, while connections are still accepted. No deadline
+        # of a drain ends it, so it must be bounded by itself.
         self.before_departure: Callable[[float], Awaitable[None]] = _at_once
         self._grace: trio.CancelScope | None = None  # of a drain
         self.ended = trio.Event()  # set once `shut_down` is over
@@ -475,9 +476,11 @@ class Engine:
                 self._grace.deadline = min(self._grace.deadline, deadline)
             await self.ended.wait()
             return
-        with trio.CancelScope(deadline=deadline) as self._grace:
-            await self.before_departure(grace_s)
-            self.departure.begin()
+        self._grace = trio.CancelScope(deadline=deadline)
+        # Not within the grace, which may be 0: the next process must listen before this one leaves.
+        await self.before_departure(grace_s)
+        self.departure.begin()
+        with self._grace:
             if self._replicas is not None:
                 self._send_away_idle()
             with trio.move_on_after(SETTLE_S):

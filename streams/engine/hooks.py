@@ -6,6 +6,7 @@ A webhook belongs to the change that adds the lines it tells of, so that no cras
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from streams.engine.lifecycle import Question
 from streams.journal.records import Append, Record
 
 
@@ -18,7 +19,7 @@ class Hooks(Protocol):
     def wants(self, record: Record) -> bool:
         """Whether the events of this call are sent anywhere: then the journal needs its record."""
 
-    def told(self, record: Record, append: Append, questions: Sequence[bytes]) -> Append:
+    def told(self, record: Record, append: Append, questions: Sequence[Question]) -> Append:
         """The same change, with the webhooks that tell of it.
 
         `questions` are the requests to the client among its lines, if no client is attached.

@@ -650,7 +650,7 @@ class Stream:
         if self.delivery is None or self.state.idle_since is not None:
             first, last = append.run.seq, append.run.last
             asked = self.state.questions.values()
-            questions = [each.line for each in asked if first <= each.seq <= last]
+            questions = [each for each in asked if first <= each.seq <= last]
         if not (questions or append.outcome.is_end):
             return append
         return hooks.told(self.record, append, questions)

@@ -140,6 +140,12 @@ class _LockFile:
             return file
 
     @classmethod
+    def held(cls, path: Path) -> "_LockFile | None":
+        """The file at `path`, if this process holds a byte of it."""
+        with cls._guard:
+            return cls._open.get(path)
+
+    @classmethod
     def forget_all(cls) -> None:
         cls._open.clear()
         cls._guard = threading.Lock()  # another thread of the parent may have held it
@@ -281,6 +287,12 @@ class Heir:
             file.give_back(_HEIR_BYTE)
             if self._listens:
                 file.give_back(_LISTENS_BYTE)
+
+
+def has_heir(journal: Path) -> bool:
+    """Whether another process waits for a journal. This process must own it."""
+    file = _LockFile.held(lock_path(journal))
+    return file is not None and file.is_held_elsewhere(_HEIR_BYTE)
 
 
 class Leave:

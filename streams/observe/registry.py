@@ -23,10 +23,10 @@ from streams.engine.engine import Engine
 from streams.engine.lifecycle import Question
 from streams.engine.stream import Stream
 from streams.journal.records import Outcome, Record
+from streams.keys import SHOWN_LETTERS
 from streams.messages import RequestId, Run
 from streams.observe.requests import tool_in
 
-ID_LETTERS: Final = 12  # of a streamId: 42 random bits behind the time, the others stay secret
 NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
 PAGE_MAX: Final = 1_000  # calls
 # Calls that one request for a page looks at, where it wants few of them: about 100 ms, in pieces.
@@ -284,8 +284,8 @@ class Registry:
 
         Without a limit, the letters that stay secret could be found by asking, one after the other.
         """
-        if len(prefix) > ID_LETTERS:
-            raise NoSuchCall(f"Write {ID_LETTERS} letters of an id at most.")
+        if len(prefix) > SHOWN_LETTERS:
+            raise NoSuchCall(f"Write {SHOWN_LETTERS} letters of an id at most.")
         found = {each.id for each in self.live() if each.id.startswith(prefix)}
         found.update(await self._journal.beginning_with(prefix, limit=2))
         if not found or not prefix:
@@ -299,7 +299,7 @@ class Registry:
         stream = None if self._engine is None else self._engine.index.get(stream_id)
         found: Stream | Record | None = stream or await self._journal.find(stream_id)
         if found is None:
-            raise NoSuchCall(f"The call {stream_id[:ID_LETTERS]} is forgotten.")
+            raise NoSuchCall(f"The call {stream_id[:SHOWN_LETTERS]} is forgotten.")
         return self._view(found)
 
     async def record(self, stream_id: str) -> Record | None:
@@ -327,7 +327,7 @@ class Registry:
             principal=session.principal[:NAME_LETTERS_MAX],
             client="" if client is None else client.info.name[:NAME_LETTERS_MAX],
             opened_s=max(0.0, trio.current_time() - connection.opened_at),
-            calls=tuple(each.stream.id[:ID_LETTERS] for each in connection.deliveries),
+            calls=tuple(each.stream.id[:SHOWN_LETTERS] for each in connection.deliveries),
             unsent_bytes=connection.channel.unsent_bytes(),
         )
 
@@ -343,7 +343,7 @@ class Registry:
         is_live = state.outcome is Outcome.LIVE
         live: State = "asking" if state.questions else "running"
         return CallView(
-            id=stream.id[:ID_LETTERS],
+            id=stream.id[:SHOWN_LETTERS],
             number=stream.number,
             tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],
@@ -373,7 +373,7 @@ class Registry:
         has_failed = 0 < record.last == record.last_error
         restart = record.restart
         return CallView(
-            id=record.stream[:ID_LETTERS],
+            id=record.stream[:SHOWN_LETTERS],
             number=record.number,
             tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],

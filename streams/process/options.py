@@ -41,11 +41,11 @@ LOGGERS: Final = (
     "client",
     "engine",
     "journal",
-    "observe",
     "process",
     "schemas",
     "server",
     "transports",
+    "webhooks",
 )
 
 READY: Final = "ready\n"  # an owner sends it to the relay that started it, once it listens

@@ -36,7 +36,7 @@ from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.observers import Observers
 from streams.process.operators import Operators, api_routes
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
-from streams.process.succession import handing_over, standing_by
+from streams.process.succession import handing_over, is_awaited, standing_by
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
 from streams.process.webhooks import open_webhooks
@@ -164,7 +164,7 @@ async def _serve(
             return {"ok": True} if running.engine.is_closing else None
 
         running.engine.before_departure = partial(_depart, options, exit, notices, health)
-        stop = partial(_shut_down, running, notices, health)
+        stop = partial(_shut_down, options, running, notices, health)
         nursery.start_soon(_stop_on_signal, stop, exit)
         nursery.start_soon(_stop_when_down, down, running, notices, health)
         nursery.start_soon(_end, running, nursery.cancel_scope)
@@ -279,6 +279,7 @@ async def _stop_on_signal(stop: Stop, exit: Exit) -> None:
 
 
 async def _shut_down(
+    options: Options,
     running: RunningServer,
     notices: Notices,
     health: Health,
@@ -292,7 +293,7 @@ async def _shut_down(
         return
     log.info("shutting down", signal=number.name)
     notices.stopping()
-    if running.engine.is_draining:
+    if running.engine.is_draining or is_awaited(_file(options)):
         await running.drain(0)
     else:
         await running.engine.shut_down()

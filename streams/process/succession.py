@@ -6,6 +6,25 @@
    accepts connections for it, and keeps them.
 3. The owner closes its listeners, and drains: see `streams.engine.engine.Engine.drain`.
 4. The next process owns the journal, continues its calls, and serves what has come meanwhile.
+
+The steps of an owner that ends, by their cause:
+
+| cause                                      | grace       | steps                                |
+|--------------------------------------------|-------------|--------------------------------------|
+| SIGTERM: `serve._shut_down`                | `--grace`   | hand over, drain, end                |
+| SIGTERM, SIGINT, SIGHUP of a terminal that | 0           | hand over, end; without a process    |
+| is gone: `serve._shut_down`                |             | that waits (`is_awaited`) only end   |
+| `mcp-streams drain`: `Engine.drain`        | `--grace`   | hand over, drain, end                |
+|                                            | 0           | hand over, end                       |
+| a second signal: `serve._shut_down`        | 0 from now  | the rest, without the wait for calls |
+| the backend fails: `serve._stop_when_down` |             | end                                  |
+| SIGKILL                                    |             | none: the next process listens later |
+
+- hand over: `serve._depart`, which calls `handing_over`; then `Departure.begin`. It takes `HEIR_S`
+  at most, and no grace shortens it. It takes so long if the next process has the same address,
+  which is free only once the owner has closed its listeners.
+- drain: the rest of `Engine.drain`, which waits for calls.
+- end: `Engine.shut_down`. `streams.process.deadline` limits all steps together.
 """
 
 import errno
@@ -18,7 +37,7 @@ from typing import Final
 import trio
 
 from streams.errors import JournalUnusable
-from streams.journal.ownership import Heir, Leave, check_files, owner_of
+from streams.journal.ownership import Heir, Leave, check_files, has_heir, owner_of
 from streams.logs import log
 from streams.process.options import CannotServe
 
@@ -118,6 +137,11 @@ async def _bind(host: str, port: int) -> Sequence[socket.socket] | None:
     return sockets
 
 
+def is_awaited(journal: Path | None) -> bool:
+    """Whether another process waits for the journal, which this one owns."""
+    return journal is not None and has_heir(journal)
+
+
 async def handing_over(journal: Path | None) -> None:
     """Wait until the process that waits for the journal listens, if there is one."""
     if journal is None:
@@ -130,3 +154,4 @@ async def handing_over(journal: Path | None) -> None:
         with trio.move_on_after(HEIR_S):
             while not leave.is_followed:
                 await trio.sleep(LOOK_EVERY_S)
+        log.info("handing over to the next process", is_listening=leave.is_followed)

@@ -73,19 +73,23 @@ def call_of(request: bytes) -> Call | None:
     return Call(found.params.name, given if isinstance(given, str) else None)
 
 
-def event_id(record: Record, seq: int, url: str) -> str:
-    """The id of the event at a line: the same whenever it is made again for this receiver."""
-    text = f"{record.stream}\0{seq}\0{url}"
+def event_id(record: Record, kind: str, seq: int, url: str) -> str:
+    """The id of the event that the line `seq` tells of: the same whenever it is made again.
+
+    It differs for each receiver. It does not depend on the lines that are committed together.
+    """
+    text = f"{record.stream}\0{kind}\0{seq}\0{url}"
     return f"msg_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
-def event(kind: str, record: Record, tool: str, at: float, line: bytes | None) -> bytes:
+def event(kind: str, record: Record, call: str, tool: str, at: float, line: bytes | None) -> bytes:
     """The body of a webhook, for an event at this wall time.
 
-    `line` is the message that it tells of, where that shall be in it.
+    `call` is as much of the streamId as the receiver may know. `line` is the message that it tells
+    of, where that shall be in it.
     """
     data: dict[str, Any] = {
-        "streamId": record.stream,
+        "streamId": call,
         "tool": tool,
         "status": _STATUS[kind],
         "createdAt": _timestamp(record.created_at),

@@ -3,6 +3,9 @@
 The server's own URLs get the events of all calls. A caller that is authenticated may name one more
 for its call, if the operator has listed it. The URL is part of the call's request, so a restart and
 other replicas know it as well.
+
+The caller's own URL gets the whole streamId. The server's URLs get the letters that operators see:
+with all of it, a receiver could resume the stream of an anonymous caller.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +15,12 @@ import trio
 from msgspec.structs import replace
 
 from streams.clock import wall
+from streams.engine.lifecycle import Question
 from streams.errors import Refusal, refusal
 from streams.exchange import authenticated
 from streams.journal.records import Append, Outcome, Record
 from streams.journal.webhooks import Webhook
+from streams.keys import SHOWN_LETTERS
 from streams.logs import STREAM_LETTERS, log
 from streams.messages import Run
 from streams.protocol.extension import WEBHOOK
@@ -73,25 +78,32 @@ class Queue:
         call = events.call_of(record.origin)
         return call is not None and bool(self._urls_for(record, call))
 
-    def told(self, record: Record, append: Append, questions: Sequence[bytes]) -> Append:
+    def told(self, record: Record, append: Append, questions: Sequence[Question]) -> Append:
         """See `Hooks.told`."""
         call = events.call_of(record.origin)
         urls = () if call is None else self._urls_for(record, call)
         if call is None or not urls:
             return append
-        told = [(events.QUESTION, line) for line in questions]
+        told = [(events.QUESTION, each.seq, each.line) for each in questions]
         if append.outcome.is_end:
-            told.append((_kind(append), _last_line(append.run)))
+            told.append((_kind(append), append.run.last, _last_line(append.run)))
         at = self._clock()
         made = [
             Webhook(
-                id=events.event_id(record, append.run.seq, f"{kind} {number} {url}"),
+                id=events.event_id(record, kind, seq, url),
                 stream=record.stream,
                 url=url,
-                body=events.event(kind, record, call.tool, at, line if self._has_content else None),
+                body=events.event(
+                    kind,
+                    record,
+                    record.stream[:SHOWN_LETTERS] if url in self._urls else record.stream,
+                    call.tool,
+                    at,
+                    line if self._has_content else None,
+                ),
                 due_at=at,
             )
-            for number, (kind, line) in enumerate(told)
+            for kind, seq, line in told
             for url in urls
         ]
         return replace(append, webhooks=tuple(made)) if self._has_room_for(made, record) else append

@@ -6,6 +6,20 @@
   by `Retry-After`. It is given up, and logged, after `ATTEMPTS_MAX` attempts: some 17 days.
 - A replica takes a webhook for `LEASE_S`. If it dies meanwhile, another one sends the webhook then.
 
+The states of a webhook that is in the journal:
+
+| state     | `due_at`                            | held in      | then                            |
+|-----------|-------------------------------------|--------------|---------------------------------|
+| waiting   | later: `SCHEDULE`, `Retry-After`    |              | due, at that time               |
+| due       | past                                |              | taken, by one replica           |
+| taken     | `LEASE_S` later in a shared journal |              | under way; put off if too many  |
+|           |                                     |              | are under way to its receiver   |
+| under way | as taken                            | `_under_way` | dropped, or waiting             |
+| put off   | `BUSY_S` later or more              | `_busy`      | waiting, once that is committed |
+
+What a replica has taken and does not send is due again only after `LEASE_S`. So in a shared journal
+it takes no more than it has room for.
+
 An attempt and the change in the journal that says how it has ended are two steps. After a crash
 between them the webhook is sent once more, with the same id.
 """
@@ -142,7 +156,9 @@ class Sender:
         if room <= 0:
             return self._look_s
         now = self._clock()
-        taken = await self._journal.take_webhooks(now, now + LEASE_S, limit=AT_ONCE)
+        # Without a lease those that are under way are due still, and may be the first ones.
+        limit = room if self._journal.replica else AT_ONCE
+        taken = await self._journal.take_webhooks(now, now + LEASE_S, limit=limit)
         news = [each for each in taken if not self._has(each)][:room]
         if news:
             self._begin(news, nursery)

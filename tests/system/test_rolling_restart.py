@@ -6,6 +6,7 @@ the run longer.
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -219,6 +220,20 @@ async def test_a_process_that_waits_serves_after_the_owner_was_killed(tmp_path: 
                 assert await client.list_tools()
     finally:
         await rolling.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_without_a_grace_the_next_process_listens_before_the_owner_leaves(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    rolling = Rolling(tmp_path, APP)
+    try:
+        with trio.fail_after(PATIENCE_S):
+            await rolling.start()
+            log = await rolling.roll(number)
+    finally:
+        await rolling.stop()
+    assert re.search("handing over to the next process.*is_listening=True", log)
 
 
 async def test_a_process_takes_over_the_address_of_the_one_before(tmp_path: Path) -> None:

@@ -40,9 +40,10 @@ from streams.clock import worked
 from streams.engine.events import Event
 from streams.errors import Missing
 from streams.exchange import Headers, HttpError, Request, Responder
+from streams.keys import SHOWN_LETTERS
 from streams.messages import Run
 from streams.observe.history import History
-from streams.observe.registry import ID_LETTERS, Registry
+from streams.observe.registry import Registry
 
 UPDATE_S: Final = 0.5  # between two updates where nothing is told to happen
 SOON_S: Final = 0.1  # before one that is due to an event: more events may follow at once
@@ -132,7 +133,7 @@ class LivePage:
         stream = await self._find(prefix)
         messages = one_call.Messages(query_of(request, _CallAsked).before)
         form_token = self._visitors.form_token(request) if self._gate.may_write else ""
-        path = f"/calls/{stream[:ID_LETTERS]}"
+        path = f"/calls/{stream[:SHOWN_LETTERS]}"
 
         async def read(after: int, bytes_max: int) -> Sequence[Run]:
             try:
@@ -269,7 +270,7 @@ class LivePage:
         self._visitors.check_form(request, form_of(request))
         stream = await self._find(prefix)
         await self._changes.cancel(stream)
-        await _go(responder, f"/calls/{stream[:ID_LETTERS]}")
+        await _go(responder, f"/calls/{stream[:SHOWN_LETTERS]}")
 
     # Answers that are no pages of their own
 

@@ -15,7 +15,8 @@ from streams.admin.changes import Answering, Changes
 from streams.admin.endpoint import AdminEndpoint
 from streams.admin.gate import OwnerGate
 from streams.exchange import HttpError
-from streams.observe.registry import ID_LETTERS, Registry
+from streams.keys import SHOWN_LETTERS
+from streams.observe.registry import Registry
 from tests.rigs.operators import Answered, asked_of
 from tests.rigs.server import PLAIN, POSITIONS, STREAMS, House, Steps, Talker, open_house, reason
 
@@ -137,7 +138,7 @@ async def test_more_letters_than_operators_see_name_no_call(
     for path in (f"/api/calls/{stream}", f"/api/calls/{stream}/messages"):
         await operator.look(path, 404)
     assert (await operator.post(f"/api/calls/{stream}/cancel")).status == 404
-    assert (await operator.post(f"/api/calls/{stream[:ID_LETTERS]}/cancel")).status == 200
+    assert (await operator.post(f"/api/calls/{stream[:SHOWN_LETTERS]}/cancel")).status == 200
 
 
 async def test_messages_are_read_in_pages(

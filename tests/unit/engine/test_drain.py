@@ -106,6 +106,24 @@ async def test_a_second_drain_may_only_end_the_first_one_earlier(
         assert trio.current_time() - began_at <= 2 + SHUTDOWN_S
 
 
+@pytest.mark.parametrize("grace_s", [0.0, 0.1, GRACE_S])
+async def test_no_grace_is_too_short_for_the_next_process_to_listen(
+    server: Server, autojump_clock: MockClock, grace_s: float
+) -> None:
+    async with open_house(server) as house:
+        engine, steps = house.running.engine, []
+
+        async def hand_over(_: float) -> None:
+            assert not engine.departure.has_begun
+            await trio.sleep(0.5)
+            steps.append(engine.is_closing)
+
+        engine.before_departure = hand_over
+        await house.running.drain(grace_s)
+        assert steps == [False]
+        assert engine.departure.has_begun
+
+
 async def test_what_was_accepted_before_is_answered_first(
     server: Server, autojump_clock: MockClock
 ) -> None:

@@ -8,7 +8,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
 from streams.journal.memory import MemoryJournal
-from streams.observe.registry import ID_LETTERS, NoSuchCall, Registry, Wanted
+from streams.keys import SHOWN_LETTERS
+from streams.observe.registry import NoSuchCall, Registry, Wanted
 from tests.rigs.server import POSITIONS, STREAMS, House, Steps, Talker, open_house
 
 SERVER_LIMITS = Limits(resident_max=0)
@@ -46,7 +47,7 @@ async def test_a_running_call_is_shown_with_its_client(
     registry = registry_of(house)
     [call] = (await registry.calls()).calls
     assert (call.tool, call.state, call.principal) == ("step", "running", "alice")
-    assert call.id == stream[:ID_LETTERS]
+    assert call.id == stream[:SHOWN_LETTERS]
     assert (call.numbered, call.durable, call.handed, call.pending) == (1, 1, 1, 1)
     assert call.is_attached
     assert call.expires_at is None
@@ -188,9 +189,9 @@ async def test_the_secret_letters_of_an_id_are_not_found_by_asking(
 ) -> None:
     _, stream = await begun(house, steps)
     registry = registry_of(house)
-    assert await registry.find(stream[:ID_LETTERS]) == stream
+    assert await registry.find(stream[:SHOWN_LETTERS]) == stream
     refusals = set()
-    for guess in (stream[: ID_LETTERS + 1], stream[:ID_LETTERS] + "!", stream):
+    for guess in (stream[: SHOWN_LETTERS + 1], stream[:SHOWN_LETTERS] + "!", stream):
         with pytest.raises(NoSuchCall) as caught:
             await registry.find(guess)
         refusals.add(str(caught.value))

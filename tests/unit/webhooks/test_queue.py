@@ -7,10 +7,15 @@ import trio
 
 from streams import Server
 from streams.engine.hooks import Hooks
+from streams.engine.lifecycle import Question
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Append, Outcome
 from streams.journal.webhooks import Webhook
+from streams.keys import SHOWN_LETTERS
+from streams.messages import Run
 from streams.webhooks import queue as queues
 from streams.webhooks.events import CONTENT_BYTES_MAX
+from tests.rigs.lives import FENCE, record
 from tests.rigs.server import PLAIN, STREAMS, House, Json, Steps, Talker, open_house, text_of
 from tests.rigs.webhooks import URL, decoded, queue
 
@@ -90,7 +95,29 @@ async def test_a_question_is_told_if_no_client_is_attached(server: Server, steps
         [event] = await until_told(house)
         assert event["type"] == "call.question"
         assert event["data"]["status"] == "asking"
-        assert event["data"]["streamId"] == stream["streamId"]
+        assert event["data"]["streamId"] == stream["streamId"][:SHOWN_LETTERS]
+
+
+def test_an_event_has_the_same_id_however_lines_are_committed() -> None:
+    hooks = queue(URL)
+    question = Question(4, b'{"method":"elicitation/create","id":"q"}\n')
+    other = Question(5, question.line)
+    end = b'{"id":1,"result":{}}\n'
+    call = record(origin=b'{"id":1,"method":"tools/call","params":{"name":"step"}}')
+
+    def ids(run: Run, *asked: Question, ends: bool = False) -> list[str]:
+        outcome = Outcome.COMPLETED if ends else Outcome.LIVE
+        append = Append(call.stream, FENCE, run, 0, 0, outcome)
+        return [each.id for each in hooks.told(call, append, asked).webhooks]
+
+    at_once = ids(Run(4, 3, question.line * 2 + end), question, other, ends=True)
+    one_by_one = [
+        *ids(Run(4, 1, question.line), question),
+        *ids(Run(5, 1, question.line), other),
+        *ids(Run(6, 1, end), ends=True),
+    ]
+    assert at_once == one_by_one
+    assert len(set(at_once)) == 3
 
 
 async def test_content_is_told_where_it_is_asked_for(server: Server, steps: Steps) -> None:
@@ -132,6 +159,9 @@ async def test_a_caller_may_name_a_listed_url(server: Server, steps: Steps) -> N
         found = await waiting(house)
         assert {each.url for each in found} == {URL, OWN}
         assert len({each.id for each in found}) == 2
+        told = {each.url: decoded(each.body)["data"]["streamId"] for each in found}
+        assert told[OWN] == found[0].stream, "the caller's own receiver may resume the call"
+        assert told[URL] == found[0].stream[:SHOWN_LETTERS], "any other must not"
         steps.finish()
         await call(talker, 2)
         await talker.answer(2)

@@ -261,6 +261,23 @@ async def test_of_two_replicas_one_sends_an_event(autojump_clock: MockClock) -> 
     assert sorted(inbox.ids) == sorted(each.id for each in many)
 
 
+async def test_replicas_lease_no_webhook_that_they_do_not_send(autojump_clock: MockClock) -> None:
+    store = SharedStore()
+    one, two = store.open(), store.open()
+    many = [webhook(n, f"https://{n}.example/") for n in range(6 * AT_ONCE + 4)]
+    await applied(one, *map(SaveWebhook, many))
+
+    async def post(url: str, *_: object) -> Answer:
+        sent.append(url)
+        await trio.sleep(0.01 * (len(sent) % 7))  # so that there is room for a few at a time
+        return Answer(204)
+
+    sent: list[str] = []
+    async with sending(one, post), sending(two, post):
+        await until_empty(one, within_s=3.0)
+    assert sorted(sent) == sorted(each.url for each in many)
+
+
 async def test_a_webhook_that_is_added_is_sent_at_once(autojump_clock: MockClock) -> None:
     journal, inbox, of = MemoryJournal(), Inbox(), queue()
     async with sending(journal, inbox.post, of):
