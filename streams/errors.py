@@ -63,7 +63,8 @@ class Refusal(StreamsError):
     @property
     def reason(self) -> str:
         """Its reason in the table of errors; its code, if it has none of these."""
-        reason = (self.data or {}).get("reason")
+        # A backend passes errors of its server on, whose `data` may be anything.
+        reason = self.data.get("reason") if isinstance(self.data, dict) else None
         return reason if isinstance(reason, str) and reason in _REASONS else str(self.code)
 
     def saying(self, message: str) -> "Refusal":

@@ -64,9 +64,8 @@ class Listening:
 
     def end(self) -> None:
         """SIGKILL, and reap."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+        self.process.kill()
+        self.process.communicate()
 
 
 @contextmanager
