@@ -107,12 +107,17 @@ def bare_server(kind: Literal["trio", "uvicorn"]) -> AbstractAsyncContextManager
 
 
 @asynccontextmanager
-async def everywhere(app: str, journal: Path) -> AsyncIterator[Mapping[str, Served]]:
+async def everywhere(
+    app: str,
+    journal: Path,
+    options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Mapping[str, Served]]:
     """One server with all its transports, by name."""
-    command = [*_serve(app, journal), "--ws", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    command = [*_serve(app, journal), "--ws", "127.0.0.1:0", "--http", "127.0.0.1:0", *options]
     relay = stdio_command(app, journal)
     spawned = partial(stdio.connect, relay, cwd=ROOT, stderr=subprocess.DEVNULL)
-    async with _started(command, 2) as (process, urls):
+    async with _started(command, 2, environment) as (process, urls):
         listens = {url.partition(":")[0]: Served(dial(url), url, pid=process.pid) for url in urls}
         yield {"stdio": Served(spawned, command=relay, pid=process.pid), **listens}
 
@@ -126,13 +131,18 @@ async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
 
 @asynccontextmanager
 async def _started(
-    command: Sequence[str], count: int
+    command: Sequence[str], count: int, environment: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[trio.Process, list[str]]]:
     """A server that listens at so many addresses, which its log names."""
     with tempfile.TemporaryFile() as log:
         # Ctrl-C on a terminal is for us; we end the server.
         process = await trio.lowlevel.open_process(
-            command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+            command,
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         try:
             with trio.fail_after(START_S):

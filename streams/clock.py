@@ -1,14 +1,37 @@
-"""Wall time, for times that must mean the same after a restart, and back-off.
+"""Wall time, for times that must mean the same after a restart, durations in words, and back-off.
 
 Intervals are measured by trio's clock, except in threads.
 """
 
 import time
+from functools import lru_cache
 
 
 def wall() -> float:
     """Seconds since 1970."""
     return time.time()
+
+
+def utc(at: float) -> str:
+    """A time of `wall`, as ISO 8601 with milliseconds, in UTC."""
+    return _utc(int(at * 1000))
+
+
+def lasting(seconds: float) -> str:
+    """A duration in its two largest units: 3m 20s. `page.js` does the same."""
+    left = max(0, int(seconds))
+    found: list[str] = []
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, left = divmod(left, size)
+        if count or (unit == "s" and not found):
+            found.append(f"{count}{unit}")
+    return " ".join(found[:2])
+
+
+@lru_cache(maxsize=2)  # a log writes many lines in the same millisecond
+def _utc(at_ms: int) -> str:
+    whole, ms = divmod(at_ms, 1000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{ms:03d}Z"
 
 
 def steady() -> float:

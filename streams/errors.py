@@ -60,6 +60,13 @@ class Refusal(StreamsError):
         self.message = message
         self.data = data
 
+    @property
+    def reason(self) -> str:
+        """Its reason in the table of errors; its code, if it has none of these."""
+        # A backend passes errors of its server on, whose `data` may be anything.
+        reason = self.data.get("reason") if isinstance(self.data, dict) else None
+        return reason if isinstance(reason, str) and reason in _REASONS else str(self.code)
+
     def saying(self, message: str) -> "Refusal":
         """The same refusal with another message, where the usual one does not say what to do."""
         return Refusal(self.code, message, self.data)
@@ -107,6 +114,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         INVALID_PARAMS,
         "The client read too slowly and the stream is full: make the call again and read faster.",
     ),
+    "webhook_refused": (
+        INVALID_PARAMS,
+        "This server sends you no webhooks there: leave out _meta['mcp-streams/webhook'].",
+    ),
     "unsupported_revision": (
         INVALID_PARAMS,
         "Unsupported protocol version: initialize with one of those that are supported.",
@@ -136,6 +147,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "The journal has no room for new calls: resume or cancel some, or try again later.",
     ),
     "unavailable": (INTERNAL_ERROR, "The journal cannot be read now: try again later."),
+    "draining": (
+        INTERNAL_ERROR,
+        "This server takes no new calls, because it is about to end: try again soon.",
+    ),
     "too_many_children": (
         INTERNAL_ERROR,
         "All children are at work: end other sessions, or try again later.",
@@ -163,6 +178,11 @@ def refusal(reason: str, **details: Any) -> Refusal:
     """The refusal for a `data.reason` of the wire's error table, with its other fields."""
     code, message = _REASONS[reason]
     return Refusal(code, message, {"reason": reason, **details})
+
+
+def code_of(reason: str) -> int:
+    """The code of a reason, or of one that is told by its code."""
+    return _REASONS[reason][0] if reason in _REASONS else int(reason)
 
 
 class InsufficientScope(Refusal):

@@ -4,6 +4,7 @@
   messages. `transports` tells the promises that each of them keeps.
 - `Request`, `Responder`, `Endpoint`: one HTTP request and its response, without sockets. The
   listener of `transports.http` calls an endpoint, and so does its ASGI adapter.
+- `Departure`: the end of a server, which its listeners hear of.
 - `AsgiApp` is an endpoint as an ASGI server runs it.
 - `Admit` authenticates a request, and `Screen` may refuse it, by its head alone: then its body is
   not read.
@@ -191,6 +192,37 @@ def claims_of(channel: Channel) -> Mapping[str, Any]:
     return claims
 
 
+class TraceHeaders(msgspec.Struct, frozen=True):
+    """The trace context of an HTTP request: headers of W3C Trace Context and W3C Baggage."""
+
+    traceparent: str
+    tracestate: str = ""
+    baggage: str = ""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> "TraceHeaders | None":
+        """Those among these headers; None without a `traceparent`."""
+        traceparent = headers.get("traceparent")
+        if traceparent is None:
+            return None
+        return cls(traceparent, headers.get("tracestate", ""), headers.get("baggage", ""))
+
+
+def http_trace_of(channel: Channel) -> TraceHeaders | None:
+    """The trace context of the HTTP request that the channel answers or was opened by.
+
+    Channels that come by HTTP have `http_trace`.
+    """
+    trace: TraceHeaders | None = getattr(channel, "http_trace", None)
+    return trace
+
+
+def transport_of(channel: Channel) -> str:
+    """The transport's name: stdio, relay, websocket, http, memory. "" if the channel has none."""
+    name: str = getattr(channel, "transport", "")
+    return name
+
+
 def has_refused_length(channel: Channel) -> bool:
     """Whether the peer has ended the connection because a message was longer than it accepts.
 
@@ -217,6 +249,7 @@ class Request(Head, frozen=True):
 
     body: bytes
     caller: Caller | None = None  # None where the listener authenticates no callers
+    query: str = ""  # of the target, behind its "?"
 
 
 class HttpError(Exception):
@@ -279,6 +312,28 @@ body may have; None for the listener's limit. Raises `HttpError` to refuse the r
 AsgiMessage = MutableMapping[str, Any]
 AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
 AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
+
+
+class Departure(Protocol):
+    """The end of a server as its listeners see it: they accept nothing more, and answer what came.
+
+    A balancer sends a request to another process only if this one has not accepted the connection.
+    So the server waits for what was accepted before it ends: listeners and requests `enter`, and
+    `leave` when they are closed and when a response has begun.
+    """
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether nothing new is accepted any more."""
+
+    async def begun(self) -> None:
+        """Wait until it begins."""
+
+    def enter(self) -> None:
+        """One more listener, or request, that the server must wait for."""
+
+    def leave(self) -> None:
+        """The opposite of `enter`."""
 
 
 class AsgiApp(Protocol):

@@ -28,6 +28,10 @@ from streams.errors import JournalUnusable, UnsafeFile
 
 BEARER_PREFIX: Final = "mcps_"  # scanners for leaked secrets recognize our tokens by it
 
+# Of a streamId, for operators: 42 random bits behind the time. The others stay secret: with all of
+# them, the stream of an anonymous caller can be resumed.
+SHOWN_LETTERS: Final = 12
+
 _KEY_BYTES: Final = 32
 _ID_TIME_BITS: Final = 29  # begin anew after 17 years, which does no harm
 _ID_RANDOM_BITS: Final = 227
@@ -69,6 +73,11 @@ def new_bearer() -> str:
 def hashed(secret: str) -> str:
     """A hash of an id that must not be guessed; the hash may be stored."""
     return hashlib.sha256(_bytes(secret)).hexdigest()
+
+
+def new_webhook_secret() -> str:
+    """A secret that signs webhooks, as Standard Webhooks writes it."""
+    return f"whsec_{base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()}"
 
 
 def new_request_id() -> str:

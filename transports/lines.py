@@ -189,12 +189,14 @@ class LineChannel:
         stream: trio.abc.Stream,
         *,
         principal: str,
+        transport: str = "stdio",
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         unsent: Callable[[], int | None] | None = None,
         has_reader: Callable[[], bool] | None = None,
     ) -> None:
         self._stream = stream
         self._principal = principal
+        self.transport = transport  # see `streams.exchange.transport_of`
         self._splitter = LineSplitter(message_bytes_max)
         self._unsent = unsent
         self._has_reader = has_reader
@@ -273,6 +275,7 @@ def open_fds(
     write_fd: int,
     *,
     principal: str,
+    transport: str = "stdio",
     message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> LineChannel:
     """A channel that owns two file descriptors: pipes, sockets, terminals or regular files.
@@ -297,6 +300,7 @@ def open_fds(
     return LineChannel(
         trio.StapledStream(writer, reader),
         principal=principal,
+        transport=transport,
         message_bytes_max=message_bytes_max,
         unsent=lambda: unsent_bytes(writer.fileno()),
         has_reader=lambda: has_reader(writer.fileno()),

@@ -141,6 +141,7 @@ class Cable:
             LineChannel(
                 end,
                 principal=principal,
+                transport="memory",
                 message_bytes_max=message_bytes_max,
                 unsent=end.unsent_bytes,
                 has_reader=end.has_reader,

@@ -89,6 +89,10 @@ class ChildBackend:
             each.pid for each in found if each is not None and not each.process.has_ended.is_set()
         ]
 
+    def child_counts(self) -> tuple[int, int]:
+        """How many children run, and how many were started in place of one that had died."""
+        return len(self.children), self.places.restarts
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with trio.open_nursery() as self.nursery:

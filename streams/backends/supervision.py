@@ -61,6 +61,7 @@ class Places:
     def __init__(self, most: int) -> None:
         self.supervisors: dict[Supervisor, None] = {}
         self.taken = 0
+        self.restarts = 0  # children that were started in place of one that had died
         self._most = most
         self._left = trio.lowlevel.ParkingLot()
 
@@ -151,6 +152,7 @@ class Supervisor:
         self._turn = trio.Lock()
         self._down: Refusal | None = None
         self._has_started = False
+        self._has_died = False  # the last child, and no other one was started since
         self._pending: list[bytes] = []  # notifications for the next child
         self._has_dropped = False  # some of them, since the last child started
 
@@ -244,6 +246,8 @@ class Supervisor:
         conversation = None
         try:
             process = await start(self._settings)
+            self._places.restarts += self._has_died
+            self._has_died = False
             conversation = Conversation(
                 process, self._settings, self._audience, self._nursery, is_shared=self._is_shared
             )
@@ -320,6 +324,7 @@ class Supervisor:
         if ending is None or conversation.is_ending or not conversation.is_greeted:
             return
         log.warning("a child ended", child=conversation.pid, how=ending.words)
+        self._has_died = True
         is_failure = ending.is_failure or self._settings.restart != "on-failure"
         if is_failure:
             self._died(_not_running(ending), trio.current_time() - began_at)

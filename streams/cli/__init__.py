@@ -16,6 +16,8 @@ _DETACHED: Final = 130
 
 def main() -> None:
     """Run the command and exit with its code."""
+    if sys.stderr is None:  # closed: `print` would take standard output, and a file the number 2
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the end
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not as nohup has it
     if is_usual:
         signal.signal(signal.SIGINT, _end)

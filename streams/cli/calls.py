@@ -115,20 +115,41 @@ def resume(
 
 @app.command
 def cancel(
-    where: str, what: str | None = None, /, *, how: How = USUALLY, json: bool = False
+    where: str,
+    what: str | None = None,
+    /,
+    *,
+    admin: str | None = None,
+    journal: str | None = None,
+    how: How = USUALLY,
+    json: bool = False,
 ) -> int:
     """Cancel a call, wherever it was begun. A call that is finished stays as it is (exit code 4).
+
+    With --admin or --journal an operator of the server cancels it, and its client is told so.
 
     Parameters
     ----------
     where
-        The name of a call that was begun here, or a URL as for `call`.
+        The name of a call that was begun here, or a URL as for `call`; for an operator the
+        beginning of the call's id, as `ls` shows it.
     what
         After a URL: the call's name, or its ticket.
+    admin
+        The address of the server's --admin, as for `ls`; --token-file is then the operator's.
+    journal
+        The journal whose server is asked, as for `ls`.
     json
         Print what became of it, as JSON.
     """
-    return _with_call("cancel", where, what, how, json)
+    if admin is None and journal is None:
+        return _with_call("cancel", where, what, how, json)
+    from streams.cli.actions import operators
+    from streams.cli.actions.sources import Where
+
+    if what is not None:
+        return complain("An operator names the call alone: mcp-streams cancel STREAM --admin URL.")
+    return operators.cancel(Where(admin, journal, how.token_file), where, as_json=json)
 
 
 def _with_call(verb: str, where: str, what: str | None, how: Dialing, json: bool) -> int:
@@ -147,7 +168,9 @@ def _with_call(verb: str, where: str, what: str | None, how: Dialing, json: bool
     except notes.Finished as error:
         return complain(error, GONE)
     except (ValueError, notes.CallbookUnusable) as error:
-        return complain(str(error))
+        is_unknown = verb == "cancel" and what is None
+        ask = " To cancel a server's call as its operator, add --journal FILE or --admin URL."
+        return complain(f"{error}{ask if is_unknown else ''}")
     reach = _reach(target.url, how, target.token_file, target.cwd)
     if verb == "cancel":
         return commands.cancel(reach, target.ticket, as_json=json)

@@ -18,11 +18,13 @@ from streams.cli import (
     bench,
     calls,
     journal,
+    operators,
     selftests,
     serve,
     settings,
     token,
     tools,
+    webhook,
     wrap,
 )
 from streams.cli.base import BROKEN_PIPE, USAGE, app, complain
@@ -35,11 +37,13 @@ __all__ = [
     "bench",
     "calls",
     "journal",
+    "operators",
     "run",
     "selftests",
     "serve",
     "token",
     "tools",
+    "webhook",
     "wrap",
 ]
 

@@ -29,11 +29,12 @@ def verify(file: str, /, *, json: bool = False) -> int:
 
 
 @app.command
-def export(file: str, /, *, to: Path | None = None) -> int:
-    """Save what is readable of a journal, which may be damaged or in use, as lines of JSON.
+def export(file: str, /, *, to: Path | None = None, sqlite: Path | None = None) -> int:
+    """Save what is readable of a journal, which may be damaged or in use.
 
-    Each stream is a header and then its unconfirmed messages, as they were sent. A line
-    {"missing": {"from": …, "to": …}} replaces messages that are lost. Exit code 1 if any are.
+    Each stream is a header and then its unconfirmed messages, as they were sent: lines of JSON, or
+    with --sqlite rows of the tables calls and messages. A line {"missing": {"from": …, "to": …}},
+    or rows of the kind missing, replace messages that are lost. Exit code 1 if any are.
 
     Parameters
     ----------
@@ -42,14 +43,18 @@ def export(file: str, /, *, to: Path | None = None) -> int:
     to
         A new folder, which gets a file for each stream; by default everything goes to standard
         output.
+    sqlite
+        A new SQLite file for other tools, such as sqlite-utils and Datasette.
     """
+    if to is not None and sqlite is not None:
+        return complain("--to and --sqlite are two exports: name one of them.")
     if is_url(file):
         from streams.cli.actions import store
 
-        return store.export(file, to)
+        return store.export(file, to, sqlite)
     from streams.cli.actions import journal
 
-    return journal.export(Path(file), to)
+    return journal.export(Path(file), to, sqlite)
 
 
 @app.command

@@ -6,11 +6,13 @@ from streams.cli.serving import (
     NOWHERE,
     PATIENT,
     UNSHARED,
+    UNTOLD,
     USUALLY,
     Doors,
     Hosts,
     How,
     Replicas,
+    Told,
     Where,
     run,
 )
@@ -29,6 +31,7 @@ def serve(
     how: How = USUALLY,
     hosts: Hosts = PATIENT,
     auth: Doors = NO_AUTH,
+    told: Told = UNTOLD,
 ) -> int:
     """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
 
@@ -51,7 +54,7 @@ def serve(
         given = where.options() | replicas.options(journal)
         given["stdio"] |= stdio
         patience = hosts.settings("timeout" if hosts.patience else "never")
-        options = how.options(app=app, patience=patience, auth=auth, **given)
+        options = how.options(app=app, patience=patience, auth=auth, webhooks=told, **given)
         if options.store is not None and options.is_relay:
             from streams.process import state
 

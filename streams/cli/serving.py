@@ -13,7 +13,16 @@ from cyclopts import Parameter
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, checked_path, is_url
 from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
-from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
+from streams.process.options import (
+    Auth,
+    CannotServe,
+    KeepCancelled,
+    LogFormat,
+    Options,
+    Patience,
+    Webhooks,
+    levels_of,
+)
 
 ACKED_MAX: Final = 100  # no store has more replicas
 
@@ -87,6 +96,17 @@ class Keeping:
         Do the work in this process, even with --stdio and a journal.
     linger
         Seconds for which an idle owner waits for the next client, 0.5 at least.
+    grace
+        Seconds that running calls have to end after a SIGTERM, while no new ones are taken. A
+        second SIGTERM ends the server at once.
+    standby
+        Seconds to wait for a journal that another process owns; its clients are served then.
+    compact
+        Return the disk space of deleted messages while the server runs. Long messages cost more
+        then. A journal in a file that was made without it is written anew at the start.
+    keep_completed
+        Seconds for which calls that are over and need no delivery keep their status, a day by
+        default: the limits drained_s and tombstone_s.
     watchdog
         Seconds after which the log names a tool that blocks the server; 0 for never.
     durability
@@ -98,36 +118,61 @@ class Keeping:
     require_resume_token
         Refuse a streamId without its resumeToken to any caller but the one that made the stream.
         Without this option the id is enough where that caller was anonymous.
+    log_level
+        The least severe lines that are logged: debug, info, warning, error or critical; for one
+        logger NAME=LEVEL, as calls=warning. By default info.
+    log_format
+        Write the log as text or as JSON lines.
     json
-        Write the log as JSON lines.
+        The same as --log-format json.
+    otel
+        Send traces and metrics of calls by OpenTelemetry, as its OTEL_… variables say.
     """
 
     foreground: bool = False
     linger: Seconds = 5.0
+    grace: Seconds = 0.0
+    standby: Seconds = 0.0
+    compact: bool = False
+    keep_completed: Seconds | None = None
     watchdog: Seconds = 1.0
     durability: Durability = "power"
     max_message_bytes: int | None = None
     limit: tuple[str, ...] = ()
     require_resume_token: bool = False
+    log_level: tuple[str, ...] = ()
+    log_format: LogFormat = "text"
     json: bool = False
+    otel: bool = False
 
     def options(self, **of_command: Any) -> Options:
         """The options of the process. Raises `ValueError`, which says what is wrong."""
         limit = self.limit
         if self.max_message_bytes is not None:
             limit = (*limit, f"message_bytes_max={self.max_message_bytes}")
-        for name in ("linger", "watchdog"):
+        if self.keep_completed is not None:
+            if not self.keep_completed > 0:
+                raise ValueError("--keep-completed: write seconds, above 0.")
+            kept = (f"drained_s={self.keep_completed}", f"tombstone_s={self.keep_completed}")
+            limit = (*kept, *limit)
+        for name in ("linger", "grace", "standby", "watchdog"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name}: write seconds, 0 or more.")
+        levels_of(self.log_level)
         given: dict[str, Any] = {
             "stdio": True,
             "foreground": self.foreground,
             "linger_s": self.linger,
+            "grace_s": self.grace,
+            "standby_s": self.standby,
+            "compact": self.compact,
             "watchdog_s": self.watchdog,
             "durability": self.durability,
             "require_resume_token": self.require_resume_token,
             "limits": _limits(limit),
-            "json_log": self.json,
+            "json_log": self.json or self.log_format == "json",
+            "log_level": self.log_level,
+            "otel": self.otel,
         }
         return Options(**given | of_command)
 
@@ -156,7 +201,14 @@ class Listening:
         An Origin whose web pages may be clients, such as https://app.example.com: its requests are
         accepted, and over HTTP the responses have the CORS headers that a browser needs.
     admin
-        HOST:PORT, or a port of loopback, where balancers ask for /health/live and /health/ready.
+        HOST:PORT, a port of loopback, or unix:PATH, where balancers ask for /health/live and
+        /health/ready, and operators for all else.
+    admin_token_file
+        A file with the operator's token, which is not one of clients. By default one is made and
+        kept for this user, where --admin is on loopback.
+    admin_write
+        Let operators at --admin answer, cut, cancel and drain. At the socket beside the journal,
+        the user of the server always may.
     """
 
     ws: str | None = None
@@ -168,6 +220,8 @@ class Listening:
     allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = ()
     allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = ()
     admin: str | None = None
+    admin_token_file: Path | None = None
+    admin_write: bool = False
 
     def options(self) -> dict[str, Any]:
         """The options of the process. Raises `ValueError`, which says what is wrong."""
@@ -175,6 +229,8 @@ class Listening:
             raise ValueError("--http-path: begin it with a slash.")
         if self.tls_key is not None and self.tls_cert is None:
             raise ValueError("--tls-key: name the certificate too, with --tls-cert.")
+        if self.admin is None and (self.admin_write or self.admin_token_file is not None):
+            raise ValueError("--admin-token-file and --admin-write are for --admin: add it.")
         return {
             "stdio": self.ws is None and self.http is None,
             "ws": self.ws,
@@ -186,6 +242,8 @@ class Listening:
             "allowed_hosts": self.allow_host,
             "allowed_origins": self.allow_origin,
             "admin": self.admin,
+            "admin_token_file": self.admin_token_file,
+            "admin_write": self.admin_write,
         }
 
 
@@ -249,12 +307,14 @@ NOWHERE: Final = Listening()
 USUALLY: Final = Keeping()
 PATIENT: Final = Waiting()
 UNSHARED: Final = Sharing()
+UNTOLD: Final = Webhooks()
 
 Doors = Annotated[Auth, Parameter(name="*")]
 Where = Annotated[Listening, Parameter(name="*")]
 How = Annotated[Keeping, Parameter(name="*")]
 Hosts = Annotated[Waiting, Parameter(name="*")]
 Replicas = Annotated[Sharing, Parameter(name="*")]
+Told = Annotated[Webhooks, Parameter(name="*")]
 
 
 def run(options: Options) -> int:
@@ -267,10 +327,9 @@ def run(options: Options) -> int:
 
             relay.run(options)
         else:
-            from streams import logs
-            from streams.process import serve
+            from streams.process import log, serve
 
-            logs.log_to_stderr(as_json=options.json_log)
+            log.log_as(options)
             serve.run(options)
     except CannotServe as error:
         return complain(str(error))

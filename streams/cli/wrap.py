@@ -15,11 +15,13 @@ from streams.cli.serving import (
     NO_AUTH,
     NOWHERE,
     PATIENT,
+    UNTOLD,
     USUALLY,
     Doors,
     Hosts,
     How,
     Seconds,
+    Told,
     Where,
     file_of,
     parts,
@@ -113,6 +115,7 @@ def wrap(
     check: bool = False,
     how: How = USUALLY,
     auth: Doors = NO_AUTH,
+    told: Told = UNTOLD,
 ) -> int:
     """Make the calls of any stdio server resumable: mcp-streams wrap -- npx -y some-server.
 
@@ -140,7 +143,12 @@ def wrap(
         patience = hosts.settings("timeout")
         wrapped = child.command(command)
         options = how.options(
-            app=wrapped, journal=file_of(journal), patience=patience, auth=auth, **where.options()
+            app=wrapped,
+            journal=file_of(journal),
+            patience=patience,
+            auth=auth,
+            webhooks=told,
+            **where.options(),
         )
         return _check(options) if check else run(placed(options, name))
     except (ValueError, CannotServe) as error:

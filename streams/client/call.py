@@ -72,6 +72,9 @@ class CallOwner(Protocol):
     def ended(self, call: "RunningCall") -> None:
         """The final response has come."""
 
+    def send_again(self, call: "RunningCall", pause_s: float) -> None:
+        """The server has not begun the call: send its request again, to any server."""
+
 
 class RunningCall:
     """A call: iterate over its messages, then ask for its `result`.
@@ -96,6 +99,7 @@ class RunningCall:
         self.request = request  # None if the call is resumed by its ticket
         self.request_id = request_id
         self.has_key = has_key  # the request has an idempotency key
+        self.is_refused = False  # the server has not begun it, and the request goes out again
         self.key_memory = ""  # the server's memory of idempotency keys that has the request
         self.is_left = False
         self.is_unanswered = True  # nothing has come for it
@@ -395,7 +399,8 @@ class RunningCall:
         """Whether the call can be resumed, or its request be sent a second time, over another
         connection.
         """
-        return self._ticket is not None or bool(self.is_unanswered and self.key_memory)
+        may_repeat = self.is_refused or self.key_memory
+        return self._ticket is not None or bool(self.is_unanswered and may_repeat)
 
     def is_sent_as(self, size: int) -> bool:
         """Whether the call's request has so many bytes, and nothing shows that it was taken."""
@@ -494,6 +499,12 @@ class RunningCall:
             if message and message.kind is Kind.REQUEST and isinstance(message.id, int | str):
                 self._owner.answer_repeated(message.id)
         self._report()
+
+    def refuse(self, pause_s: float) -> None:
+        """The server is about to end, and has not begun the call."""
+        self.is_refused = True
+        self.connection = None
+        self._owner.send_again(self, pause_s)
 
     def fail(self, error: ClientError) -> None:
         """End the call with an error, behind the messages that have come."""

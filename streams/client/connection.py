@@ -512,7 +512,9 @@ class ClientConnection:
                 return None
         if call is None:
             return None  # its request is no longer waited for
-        if is_over or (call.is_numbered and message.kind is Kind.ERROR):
+        if is_over and call.is_unannounced and wire.is_draining(message):
+            call.refuse(wire.error_of(message).retry_after_s or 0.0)
+        elif is_over or (call.is_numbered and message.kind is Kind.ERROR):
             call.fail(wire.as_error(wire.error_of(message)))
         else:
             call.take_line(line)

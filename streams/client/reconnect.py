@@ -569,7 +569,8 @@ class Resumer:
 
     async def _resume(self, call: RunningCall, connection: ClientConnection) -> None:
         """Attach a call to this connection, and retry until either of them ends."""
-        if call.ticket is None and call.key_memory != connection.hello.key_memory:
+        is_known = call.key_memory == connection.hello.key_memory
+        if call.ticket is None and not (is_known or call.is_refused):
             call.fail(_lost())  # a second request might run it twice
         with trio.CancelScope() as call.resuming:
             await trio.sleep_until(call.not_before)
@@ -606,6 +607,8 @@ class Resumer:
             await connection.send(wire.resume(ticket, request_id, call.cursor))
         else:
             assert call.request is not None  # a call without a request has a ticket
+            call.key_memory = connection.hello.key_memory if call.has_key else ""
+            call.is_refused = False
             await connection.send(call.request)
         self._reconnector.stir()
         try:
@@ -703,6 +706,13 @@ class Resumer:
         connection = self._reconnector.connection
         if connection is not None and call.connection is connection:
             connection.want_ack(call, now=now)
+
+    def send_again(self, call: RunningCall, pause_s: float) -> None:
+        """See `CallOwner.send_again`. The next connection does it, if this one is lost."""
+        call.not_before = trio.current_time() + pause_s
+        connection = self._reconnector.connection
+        if self._nursery is not None and connection is not None and not connection.is_over:
+            self._nursery.start_soon(self._resume, call, connection)
 
     def ended(self, call: RunningCall) -> None:
         """The final response has come, so no other reply has to be waited for."""

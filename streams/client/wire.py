@@ -49,9 +49,12 @@ _CAPABILITIES: Final = {
 
 # The server has ended a delivery of a stream, which can be resumed.
 RELEASED: Final = "released"
+DRAINING: Final = "draining"
 
 # The client repeats a request after these errors.
-RETRIED: Final = frozenset({"too_early", "too_many_requests", "id_in_use", RELEASED, "unavailable"})
+RETRIED: Final = frozenset(
+    {"too_early", "too_many_requests", "id_in_use", RELEASED, "unavailable", DRAINING}
+)
 
 # A method that only reads, or that sets what is set already, may be sent a second time.
 HARMLESS: Final = frozenset(
@@ -350,6 +353,11 @@ def error_of(message: Message) -> ErrorBody:
         return messages.decode(message.error or b"null", ErrorBody)
     except ValueError:
         return ErrorBody(INTERNAL_ERROR, "The server answered with a malformed error.")
+
+
+def is_draining(message: Message) -> bool:
+    """Whether an error says that the server begins no call any more."""
+    return error_of(message).reason == DRAINING
 
 
 def ends_delivery(message: Message) -> bool:

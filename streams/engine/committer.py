@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.clock import backoff_s
+from streams.engine.hooks import Hooks
 from streams.errors import (
     INTERNAL_ERROR,
     Full,
@@ -22,6 +23,7 @@ from streams.errors import (
     refusal,
 )
 from streams.exchange import authenticated
+from streams.faults import log_failure
 from streams.journal.contract import Journal, Shortage
 from streams.journal.records import Ack, Append, Change, Evict, Forget
 from streams.limits import MIB, STORE_RETRY_S
@@ -46,6 +48,10 @@ FEW_BYTES: Final = 4 * 1024  # a batch of a stream that is committed even with l
 LOOK_BYTES: Final = MIB  # of lines that are committed between two looks at the room
 LOOK_S: Final = 0.25
 SHORTAGE_S: Final = 0.25  # before streams that wait for room are tried again
+
+
+# Called after each commit, with the seconds that it took and its changes.
+CommitListener = Callable[[float, Sequence[Change]], None]
 
 
 class Source(Protocol):
@@ -108,8 +114,10 @@ class Committer:
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
+        self.listeners: tuple[CommitListener, ...] = ()
         # Of a shared journal: called with each change that it refuses. Returns what mends that.
         self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
+        self.hooks: Hooks | None = None  # makes webhooks, if there are any
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
         """Make a change durable, after all that were added before it.
@@ -158,13 +166,19 @@ class Committer:
         self.mark(_Waiter(do), 0, may_wait=may_wait)
 
     @property
-    def why_not(self) -> str:
-        """Why the journal takes nothing now; "" while it takes changes.
-
-        A shortage of room is no reason: clients must come in to confirm what they have.
-        """
+    def trouble(self) -> str:
+        """Why the journal takes nothing now; "" while it takes changes."""
         trouble = self._trouble
         return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
+
+    @property
+    def why_not(self) -> str:
+        """Why clients should go elsewhere; "" where they should not.
+
+        A shortage of room is no reason: clients must come in to confirm what they have. Nor is a
+        store that is away, which is away for all replicas: see `Leases.is_late`.
+        """
+        return "" if isinstance(self._trouble, StoreAway) else self.trouble
 
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.
@@ -269,11 +283,22 @@ class Committer:
         self._taken.set()
         self._taken = trio.Event()
         self._is_committing = True
+        began_at = trio.current_time()
         await self._commit(changes, taken)
         self._is_committing = False
+        self._tell_listeners(trio.current_time() - began_at, changes)
         _tell(taken)
+        if self.hooks is not None:
+            self.hooks.committed()
         self._done.set()
         self._done = trio.Event()
+
+    def _tell_listeners(self, took_s: float, changes: Sequence[Change]) -> None:
+        for tell in self.listeners:
+            try:
+                tell(took_s, changes)
+            except Exception as error:
+                log_failure("a listener to commits failed", error)
 
     def _look_for_room(self) -> None:
         """Ask the journal for shortages, but not at each commit: that asks the disk.

@@ -32,9 +32,9 @@ from streams.engine.framing import NUMBERED, PLAIN, Framing
 from streams.engine.notices import Notices
 from streams.engine.posts import Taker
 from streams.engine.receipts import Receipts, Separation
-from streams.engine.stream import Stream
+from streams.engine.stream import Stream, StreamEvents
 from streams.errors import INTERNAL_ERROR, Missing, Refusal, Unavailable, refusal
-from streams.exchange import Channel
+from streams.exchange import Channel, TraceHeaders, http_trace_of, transport_of
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
 from streams.keys import new_request_id
@@ -197,11 +197,8 @@ class Session:
             own = displaced.taken_ids
         return self._taken[request_id] > (request_id in own)
 
-    def cancel_response(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
-        """Continue no response to this resume: its client wants it no more.
-
-        Returns the streams and the names of such responses.
-        """
+    def responses_to(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
+        """The streams and the names of the responses to a resume with this id."""
         return ()
 
     def has_begun(self, stream: Stream) -> bool:
@@ -243,7 +240,7 @@ class EventIds(Protocol):
 class Granted:
     """The right of a client to resume one response by the ids of its events."""
 
-    __slots__ = ("ended", "grant", "is_call", "is_wait", "stop")
+    __slots__ = ("grant", "is_call", "is_wait", "stop")
 
     def __init__(
         self, grant: Grant | None, *, is_call: bool = False, is_wait: bool = False
@@ -252,9 +249,6 @@ class Granted:
         self.is_wait = is_wait  # see `Delivery`
         self.is_call = is_call or grant is None  # else it is the response to a resume
         self.stop: int | None = None  # the seq of its last message, once that was handed
-        # Why the response has ended before the stream: `superseded` by another session, or
-        # `cancelled` by its own.
-        self.ended = ""
 
     @property
     def name(self) -> str:
@@ -277,18 +271,37 @@ class Granted:
         return self.grant is not None and self.grant.takes_over
 
 
+class DeliveryEvents(StreamEvents, Protocol):
+    """Is told what happens to deliveries, while it `is_heard`."""
+
+    def attached(self, delivery: "Delivery") -> None:
+        """A delivery was attached."""
+
+    def detached(self, delivery: "Delivery", why: str) -> None:
+        """A delivery is over, and about to be detached. See `CallDetached`."""
+
+    def fell_silent(self, delivery: "Delivery") -> None:
+        """The peer of a delivery is silent, which counts as detached."""
+
+    def returned(self, delivery: "Delivery", replayed: int) -> None:
+        """The client of a call is back; see `CallResumed`."""
+
+
 class Delivery:
     """One stream on its way over one connection: the `Follower` of the stream."""
 
     __slots__ = (
+        "after",
         "asked_at",
         "attached_at",
+        "backlog",
         "connection",
         "continues",
         "dialects",
         "granted",
         "has_progress",
         "is_call",
+        "is_closed",
         "is_granted",
         "is_held",
         "is_open",
@@ -334,7 +347,8 @@ class Delivery:
         self.asked_at = connection.asked_at
         self.waited_s = trio.current_time() - connection.asked_at
         self.attached_at = wall() - self.waited_s
-        self.position = after
+        self.position = self.after = after
+        self.backlog = 0  # messages that were there when it was attached
         self.missing = (-1, 0.0)  # the position behind which lines are missing, and since when
         self.written = after - 1  # becomes `after` once the preamble is written
         self.preamble = preamble
@@ -350,7 +364,12 @@ class Delivery:
         self.has_progress = False  # see `Separated`
         self.is_held = False
         self.is_open = False  # the preamble was handed to the sender
-        self.is_over = False
+        self.is_over = self.is_closed = False  # nothing more is handed to it; it was detached
+
+    @property
+    def is_return(self) -> bool:
+        """Whether its client comes back to the stream, rather than begins it."""
+        return self.reply_id is not None or self.continues
 
     @property
     def reader(self) -> Session:
@@ -477,17 +496,16 @@ class Delivery:
     def end_response(self, why: str) -> None:
         """The client must not continue the HTTP response that this is, if it is one."""
         if self.granted is not None:
-            self.granted.ended = why
             self.stream.end_response(self.reader.name, self.granted.name, why)
 
     def end(self, reason: str) -> None:
         """Detach from the stream and tell the client why: `superseded` or `released`."""
         if self.replays:
-            self._close(extension.resumed(self.waiting_id, reason))
+            self._close(extension.resumed(self.waiting_id, reason), reason)
         elif self.takes_over or reason == "superseded":
-            self._close(messages.error(self.waiting_id, refusal(reason)))
+            self._close(messages.error(self.waiting_id, refusal(reason)), reason)
         else:
-            self._close(b"")
+            self._close(b"", reason)
 
     def move(self, stream: Stream) -> None:
         """Go on with another object of the same stream, which this replica has taken over."""
@@ -497,14 +515,14 @@ class Delivery:
 
     def answer(self, line: bytes) -> None:
         """See `Follower.answer`."""
-        self._close(line)
+        self._close(line, "answered")
 
     def fail(self, refused: Refusal) -> None:
         """See `Follower.fail`."""
         is_page = self.is_call and self.stream.state.is_paged and self.reply_id is not None
         if is_page and not self.is_open:
             refused = refusal("invalid_token")  # of a page; another replica knew that it is gone
-        self._close(messages.error(self.waiting_id, refused))
+        self._close(messages.error(self.waiting_id, refused), refused.reason)
 
     def wake(self) -> None:
         """See `Follower.wake`."""
@@ -537,13 +555,16 @@ class Delivery:
 
     def drop(self) -> None:
         """See `Follower.drop`."""
-        self._close(b"")
+        self._close(b"", "gone")
 
-    def _close(self, farewell: bytes) -> None:
+    def _close(self, farewell: bytes, why: str) -> None:
         if not self.is_over:
             self.connection.forget(self)
             if farewell:
                 self.connection.reply(farewell)
+        if (events := self.connection.events).is_heard and not self.is_closed:
+            self.is_closed = True
+            events.detached(self, why)
         self.stream.detach(self)
 
 
@@ -571,6 +592,7 @@ class Connection:
         self,
         channel: Channel,
         journal: Journal,
+        events: DeliveryEvents,
         session: Session | None = None,
         *,
         framing: Framing | None = None,
@@ -581,6 +603,8 @@ class Connection:
         `asked_at`.
         """
         self.channel = channel
+        self.number = 0  # in the order of arrival; set by the engine
+        self.events = events
         self.session = session or Session(channel.principal)
         self.is_response = session is not None
         self._notices = {} if self.is_response else self.session.notices.kept
@@ -611,6 +635,16 @@ class Connection:
         self._is_silent = False
         self._receipts = Receipts()
         self.separation = Separation(channel)
+
+    @property
+    def transport(self) -> str:
+        """The name of its transport: stdio, relay, websocket, http, memory."""
+        return transport_of(self.channel)
+
+    @property
+    def http_trace(self) -> TraceHeaders | None:
+        """The trace context of the HTTP request that it answers or was opened by."""
+        return http_trace_of(self.channel)
 
     @property
     def embeds_responses(self) -> bool:
@@ -656,6 +690,10 @@ class Connection:
         if not framing.announces:
             delivery.preamble, delivery.dialects = tuple, ()
         stream.attach(delivery)
+        if delivery.is_return:
+            delivery.backlog = max(0, stream.state.durable - delivery.after)
+        if self.events.is_heard:
+            self.events.attached(delivery)
         if not stream.is_held:
             delivery.wake()
 
@@ -1033,6 +1071,8 @@ class Connection:
             self._is_silent = False
             for delivery in self.deliveries:
                 delivery.stream.attach(delivery)
+                if self.events.is_heard:
+                    self.events.returned(delivery, 0)
 
     async def _watch(self) -> None:
         with trio.move_on_at(self._ping_at):
@@ -1064,9 +1104,11 @@ class Connection:
         else:
             return
         if trio.current_time() - since >= SILENCE_S:
-            self._is_silent = True
+            was_silent, self._is_silent = self._is_silent, True
             for delivery in self.deliveries:
                 delivery.stream.fall_silent(delivery)
+                if self.events.is_heard and not was_silent:
+                    self.events.fell_silent(delivery)
 
 
 def _tell_gap(delivery: Delivery, earliest: int) -> None:

@@ -5,7 +5,7 @@ knows no transport (a connection is a channel of lines) and nothing of MCP beyon
 dialects.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -13,10 +13,14 @@ from typing import Any, Final
 import trio
 
 from streams.clock import wall
-from streams.engine.committer import Committer
+from streams.engine.committer import CommitListener, Committer
 from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
+from streams.engine.departure import Departure
+from streams.engine.events import Events, ResumeRefused
 from streams.engine.framing import Framing
+from streams.engine.hooks import Hooks
 from streams.engine.idempotency import KeyedCalls
+from streams.engine.index import Registry
 from streams.engine.operations import Operations
 from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
@@ -47,6 +51,9 @@ COMMIT_S: Final = 1.5
 DELIVER_S: Final = 0.5
 RELEASE_S: Final = 0.25
 CLOSE_S: Final = 1.25
+# A drain waits so long for the responses to requests that came just before it.
+SETTLE_S: Final = 2.0
+RETURN_S: Final = 0.5  # when a client that was refused by a drain tries again
 SHUTDOWN_S: Final = COMMIT_S + DELIVER_S + RELEASE_S + CLOSE_S
 
 
@@ -72,6 +79,10 @@ def _leave_event_loop() -> None:
 in_child(_leave_event_loop)
 
 
+async def _at_once(grace_s: float) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 class Engine:
     """Streams, sessions and connections over one journal. Made by `open_engine`."""
 
@@ -85,12 +96,18 @@ class Engine:
         require_token: bool,
         restart_handler: RestartHandler,
         deferral_s: float,
+        events: Events,
+        hooks: Hooks | None,
     ) -> None:
         self._journal = journal
+        self.events = events
         self._restart_handler = restart_handler
         self._committer = Committer(journal)
+        self._committer.hooks = self._hooks = hooks
         self._failure: BaseException | None = None
-        self._streams = Streams(journal, self._committer, keyring, limits, deferral_s=deferral_s)
+        self._streams = Streams(
+            journal, self._committer, keyring, limits, events=events, deferral_s=deferral_s
+        )
         self.sessions = self._streams.sessions
         self.operations = Operations(
             journal, self._streams, keyring, enforce_min=enforce_min, require_token=require_token
@@ -103,6 +120,7 @@ class Engine:
                 journal, self._streams, self._committer, keyring, limits, self
             )
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
+        self._arrived = 0  # connections, since the start
         # What another replica has to say of `notifications/cancelled`: see `Peer`.
         self.on_cancelled: Callable[[Session, RequestId, Any], None] = (
             self.operations.cancel_plainly
@@ -110,9 +128,14 @@ class Engine:
         self._young: dict[Connection, None] = {}  # those not watched yet, in the same order
         self._has_young = trio.lowlevel.ParkingLot()
         self._is_closing = False
-        # Set at the begin of a shutdown that other replicas go on after: no connection must be
-        # accepted from then on, so that balancers send clients to those.
-        self.leaving = trio.Event()
+        # Begins with a drain, and with a shutdown that other replicas go on after: no connection
+        # must be accepted from then on, so that balancers send clients to other processes.
+        self.departure = Departure()
+        # Called before a drain with its seconds, while connections are still accepted. No deadline
+        # of a drain ends it, so it must be bounded by itself.
+        self.before_departure: Callable[[float], Awaitable[None]] = _at_once
+        self._grace: trio.CancelScope | None = None  # of a drain
+        self.ended = trio.Event()  # set once `shut_down` is over
         self._is_moving = False  # clients are sent to other replicas
         self._running = 0  # handlers
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
@@ -184,10 +207,17 @@ class Engine:
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable, stream.is_findable = is_reachable, is_findable
+        if self.events.is_heard:
+            self.events.began(stream, connection)
         preamble = partial(self.operations.announcements, stream, dialects)
         self._streams.defer(
             stream,
-            is_urgent=is_paged or is_once or (mark is not None and not is_repeatable),
+            is_urgent=(
+                is_paged
+                or is_once
+                or (mark is not None and not is_repeatable)
+                or (self._hooks is not None and self._hooks.wants(record))
+            ),
             # An HTTP response begins after a while, so that proxies and clients see it live.
             is_needless=not (is_reachable or mark is not None or connection.is_response),
         )
@@ -197,22 +227,40 @@ class Engine:
         self._start(stream, handler)
         return stream
 
+    def check_webhook(self, url: Any, principal: str) -> None:
+        """Raise `Refusal` unless this caller may have its call's events sent to `url`."""
+        if self._hooks is None:
+            raise refusal("webhook_refused").saying(
+                "This server sends no webhooks: leave out _meta['mcp-streams/webhook']."
+            )
+        self._hooks.check(url, principal)
+
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
         self._nursery.start_soon(self._run, stream, handler)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether `drain` was called."""
+        return self._grace is not None
 
     @property
     def is_closing(self) -> bool:
         """Whether `shut_down` was called."""
         return self._is_closing
 
-    async def make_room(self, principal: str) -> None:
-        """Make room for one more stream of this principal.
+    async def make_room(self, session: Session) -> None:
+        """Make room for one more stream of this session's principal.
 
         Raises `Refusal` where a limit is reached, or the journal takes nothing new now.
         """
+        # A request over HTTP was accepted before the departure, and is the last of its connection.
+        is_late = self._is_closing or not isinstance(session, HttpSession)
+        if self.departure.has_begun and is_late:
+            raise refusal("draining", retryAfter=RETURN_S)
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
+        principal = session.principal
         self._committer.check(principal)
         if self._replicas is not None and self._replicas.leases.is_late:
             # Another replica may be about to claim, and would end the call as interrupted.
@@ -224,6 +272,8 @@ class Engine:
     async def _run(self, stream: Stream, handler: StreamHandler) -> None:
         final: tuple[bytes, bool] | None = None
         failure: Refusal | None = None
+        if (enter := self.events.enter_handler) is not None:
+            enter(stream)
         # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
             with stream.scope:
@@ -255,7 +305,7 @@ class Engine:
         At the end of the block everything that is owed is written before the connection is closed.
         The block is cancelled when the connection fails.
         """
-        connection = self._opened(Connection(channel, self._journal))
+        connection = self._opened(Connection(channel, self._journal, self.events))
         try:
             async with trio.open_nursery() as nursery:
                 connection.run(nursery)
@@ -286,6 +336,7 @@ class Engine:
         response = Connection(
             channel,
             self._journal,
+            self.events,
             session,
             framing=framing,
             event_ids=event_ids,
@@ -298,6 +349,25 @@ class Engine:
         finally:
             await self._close(connection, is_complete=channel.is_complete)
 
+    @property
+    def index(self) -> Registry:
+        """The streams in memory, for those that look."""
+        return self._streams.index
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        """The open connections in the order of their arrival. Over HTTP these are responses."""
+        return self._connections.keys()
+
+    def here(self, stream_id: str) -> Stream | None:
+        """The stream of this id, if it is in memory: of this replica, or followed for a client."""
+        return self._streams.here(stream_id)
+
+    def tell_refused(self, refused: Refusal, transport: str) -> None:
+        """A resume over this transport was refused: tell those that listen to events."""
+        if self.events.is_heard:
+            self.events.tell(ResumeRefused(refused.reason, transport))
+
     def clients(self) -> list[Session]:
         """The sessions of all clients that have initialized, over every transport."""
         alone = [each.session for each in self._connections if not each.is_response]
@@ -305,6 +375,10 @@ class Engine:
 
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
+        self._arrived += 1
+        connection.number = self._arrived
+        if self.events.is_heard:
+            self.events.opened(connection)
         self._stir()
         if self._is_moving and not connection.is_response:
             connection.hang_up()
@@ -313,6 +387,8 @@ class Engine:
     async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
         self._connections.pop(connection, None)
         connection.close()
+        if self.events.is_heard:
+            self.events.closed(connection)
         self._stir()
         if not is_complete:
             with trio.CancelScope(shield=True):
@@ -379,12 +455,45 @@ class Engine:
         if handler is None:
             self._streams.interrupt(stream)
         else:
+            if self.events.is_heard:
+                self.events.restarted(stream)
             self._start(stream, partial(self._restart, handler))
 
     async def _restart(self, handler: StreamHandler, stream: Stream) -> tuple[bytes, bool]:
         assert stream.rerun is not None
         await stream.rerun.begin()
         return await handler(stream)
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, wait up to `grace_s` seconds for those that run, and shut down.
+
+        A call that the next process continues is not waited for. If a drain is under way, this one
+        may end its wait earlier, and never later.
+        """
+        deadline = trio.current_time() + grace_s
+        if self._grace is not None or self._is_closing:
+            if self._grace is not None:
+                self._grace.deadline = min(self._grace.deadline, deadline)
+            await self.ended.wait()
+            return
+        self._grace = trio.CancelScope(deadline=deadline)
+        # Not within the grace, which may be 0: the next process must listen before this one leaves.
+        await self.before_departure(grace_s)
+        self.departure.begin()
+        with self._grace:
+            if self._replicas is not None:
+                self._send_away_idle()
+            with trio.move_on_after(SETTLE_S):
+                await self.departure.settled()
+            while any(map(self._streams.ends_with_process, self._streams.index)):
+                await self._stirred.park()
+        await self.shut_down()
+
+    def _send_away_idle(self) -> None:
+        """Close the connections without a call: their clients go to another replica."""
+        for connection in list(self._connections):
+            if not (connection.is_response or connection.deliveries):
+                connection.hang_up()
 
     async def shut_down(self) -> None:
         """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later.
@@ -393,7 +502,7 @@ class Engine:
         """
         self._is_closing = True
         if self._replicas is not None:
-            self.leaving.set()
+            self.departure.begin()
         for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
                 self._streams.suspend(stream)
@@ -406,6 +515,7 @@ class Engine:
         with trio.move_on_after(CLOSE_S):
             while self._connections:
                 await self._stirred.park()
+        self.ended.set()
 
     async def _end_connections(self) -> None:
         """Send what is there, and close all connections."""
@@ -451,9 +561,28 @@ class Engine:
         """Why this process should get no new connections now; "" where it should."""
         if self._is_closing:
             return "it is shutting down"
-        if self._replicas is not None and self._replicas.leases.is_late:
-            return "the store of the journal does not answer"
-        return self._committer.why_not
+        if self.is_draining:
+            return "it is draining: it takes no new calls"
+        return self._why_late or self._committer.why_not
+
+    @property
+    def why_no_commits(self) -> str:
+        """Why the journal takes nothing now; "" while it takes changes."""
+        return self._why_late or self._committer.trouble
+
+    @property
+    def _why_late(self) -> str:
+        is_late = self._replicas is not None and self._replicas.leases.is_late
+        return "the store of the journal does not answer" if is_late else ""
+
+    @property
+    def replicas_alive(self) -> int:
+        """How many replicas live, this one included."""
+        return 1 if self._replicas is None else self._replicas.leases.lives
+
+    def on_commit(self, listener: CommitListener) -> None:
+        """Call this after each commit."""
+        self._committer.listeners = (*self._committer.listeners, listener)
 
     def hang_up_all(self) -> None:
         """Close all connections: their clients come back, perhaps to another replica."""
@@ -525,13 +654,17 @@ async def open_engine(
     require_token: bool = False,
     restart_handler: RestartHandler = lambda _: None,
     deferral_s: float = DEFERRAL_S,
+    events: Events | None = None,
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[Engine]:
     """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
     `enforce_min` refuses a client that resumes before `min` instead of serving it. `require_token`
     refuses a streamId without its resume token to any caller but the stream's own principal.
     `restart_handler` finds the handlers of restarted calls. A call that ends within `deferral_s`
-    seconds is not stored. Raises `JournalUnusable` where the journal cannot be used any more.
+    seconds is not stored. `events` may have listeners already, which then hear of the calls that a
+    restart has interrupted. `hooks` makes webhooks. Raises `JournalUnusable` where the journal
+    cannot be used any more.
     """
     engine = Engine(
         journal,
@@ -541,6 +674,8 @@ async def open_engine(
         require_token=require_token,
         restart_handler=restart_handler,
         deferral_s=deferral_s,
+        events=Events() if events is None else events,
+        hooks=hooks,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:

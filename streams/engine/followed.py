@@ -15,7 +15,7 @@ from streams.engine import posts
 from streams.engine.committer import Committer
 from streams.engine.lifecycle import ProgressToken, Question
 from streams.engine.posts import Attach, Look, ToOwner
-from streams.engine.stream import Answer, Follower, Stream
+from streams.engine.stream import Answer, Follower, Stream, StreamEvents
 from streams.errors import Refusal, refusal
 from streams.journal.records import Record
 from streams.keys import Keyring
@@ -62,6 +62,7 @@ class FollowedStream(Stream):
         home: Home,
         *,
         answers: dict[RequestId, Answer],
+        events: StreamEvents,
     ) -> None:
         super().__init__(
             record,
@@ -71,6 +72,7 @@ class FollowedStream(Stream):
             answers=answers,
             on_stored=_nothing,
             on_settled=_nothing,
+            events=events,
         )
         self.owner = record.owner
         self.seen_at = trio.current_time()  # when a client was attached to it last
@@ -329,10 +331,10 @@ class FollowedStream(Stream):
         super().take_progress_token(token)
         self._post(posts.Token(token))
 
-    def stop(self, *, is_dropped: bool = False) -> None:
-        """The client wants the call no more."""
-        number = 0 if self.delivery is None else self.delivery.number
-        self._post(posts.Stopped(is_dropped, number))
+    def stop(self, *, is_dropped: bool = False, is_told: bool = False) -> None:
+        """The client wants the call no more; with `is_told` an operator does not."""
+        number = 0 if self.delivery is None or is_told else self.delivery.number
+        self._post(posts.Stopped(is_dropped, number, is_told))
 
     async def flush(self) -> None:
         """Nothing waits here: what the owner has sent is durable before it is known here."""

@@ -40,7 +40,7 @@ class Registry:
     def __init__(self, limits: Limits, keyring: Keyring, *, replica: str = "") -> None:
         self._limits = limits
         self._keyring = keyring
-        self._is_shared = bool(replica)
+        self.is_shared = bool(replica)
         self._slot = zlib.crc32(replica.encode()) % SLOTS  # of this replica's numbers
         self.last_number = 0  # the highest number that a stream has
         self.evicted = 0  # how many streams of the journal are not in memory
@@ -63,7 +63,7 @@ class Registry:
         Replicas number by the time, in microseconds, and by a slot of their own: two streams of
         theirs hardly ever have the same number, and nothing depends on that but their order.
         """
-        if not self._is_shared:
+        if not self.is_shared:
             self.last_number += 1
         else:
             now = int(wall() * 1e6) * SLOTS + self._slot
@@ -160,7 +160,7 @@ class Registry:
         limit = self._limits.streams_per_principal_max
         wanted = self._wanted.get(principal, {})
         others = elsewhere.wanted
-        is_twice = not self._is_shared  # streams that were loaded are counted there as well
+        is_twice = not self.is_shared  # streams that were loaded are counted there as well
         if others and is_twice and len(wanted) + others >= limit:
             others -= sum(stream.was_evicted for stream in wanted.values())
         return len(wanted) + others >= limit

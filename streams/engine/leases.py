@@ -18,9 +18,10 @@ from streams.logs import log
 BEATS: Final = 16
 BEAT_MIN_S: Final = 0.01
 # Parts of the lease without the store, after which balancers are told to send no new connections,
-# and after which all connections are closed. A balancer needs some time to go elsewhere.
-LATE: Final = 0.5
-CUT_OFF: Final = 0.75
+# and after which all connections are closed. A balancer needs some time to go elsewhere. Before
+# that, clients stay: a store that is away for a moment is away for the other replicas, too.
+LATE: Final = 0.65
+CUT_OFF: Final = 0.9
 
 
 class LeaseListener(Protocol):
@@ -107,9 +108,13 @@ class Leases:
 
     def _patient_until(self) -> float:
         """Until when a renewal may take: then this replica is late, or its clients leave."""
-        now, lease_s = trio.current_time(), self._journal.lease_s
-        marks = (self._reached_at + part * lease_s for part in (LATE, CUT_OFF))
-        return min((at for at in marks if at > now), default=now + lease_s / 2)
+        now = trio.current_time()
+        marks = (self._late_at(part) for part in (LATE, CUT_OFF))
+        return min((at for at in marks if at > now), default=now + self._journal.lease_s / 2)
+
+    def _late_at(self, part: float) -> float:
+        """When the store has been away for this part of the lease."""
+        return self._reached_at + part * self._journal.lease_s
 
     def _next_at(self) -> float:
         """When to look at the leases next: soon, and when the first of them ends."""
@@ -119,9 +124,9 @@ class Leases:
 
     def _missed(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
-        late_s = trio.current_time() - self._reached_at
-        self.is_late = late_s >= LATE * self._journal.lease_s
-        if self._is_cut_off or late_s < CUT_OFF * self._journal.lease_s:
+        now = trio.current_time()
+        self.is_late = now >= self._late_at(LATE)
+        if self._is_cut_off or now < self._late_at(CUT_OFF):
             return
         self._is_cut_off = True
         if self._seen:

@@ -361,6 +361,11 @@ class StreamState:
         self.handed = seq
 
     @property
+    def bytes_numbered(self) -> int:
+        """Bytes that were numbered since the stream came into memory."""
+        return self._bytes_numbered
+
+    @property
     def bytes_handed(self) -> int:
         """Bytes that were handed to senders since the stream came into memory."""
         return self._bytes_handed

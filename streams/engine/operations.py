@@ -359,7 +359,7 @@ class Operations:
         session, stream, granted = connection.session, self._stream_of(event), event.granted
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
-        if why := granted.ended or stream.why_ended(session.name, granted.name):
+        if why := stream.why_ended(session.name, granted.name):
             raise refusal(why)
         _check_cursor(stream, event.seq)
         self._displace(
@@ -442,15 +442,15 @@ class Operations:
         if event.seq > stream.state.durable:
             raise refusal("cursor_ahead", lastSeq=stream.state.durable)
         granted = event.granted
-        why = granted.ended or stream.why_ended(session.name, granted.name)
-        if event.is_end or why == "cancelled":
+        is_cancelled = stream.why_ended(session.name, granted.name) == "cancelled"
+        if event.is_end or is_cancelled:
             return False
-        stop = event.granted.stop or stream.state.answer_after(event.granted.start)
+        stop = granted.stop or stream.state.answer_after(granted.start)
         if stream.state.is_tombstone or stop is None or event.seq < stop:
             return True
         # The reply to a resume follows the stream's response and has no event id. So the client may
         # lack it.
-        replays = event.granted.reply_id is not None and not event.granted.takes_over
+        replays = granted.reply_id is not None and not granted.takes_over
         return replays and session.settings.replay_response
 
     def request_id(self, event: EventId) -> RequestId:
@@ -593,9 +593,9 @@ class Operations:
         """The answer to an open request of a stream, which another stream has asked for it."""
         self._streams.answer(stream, message)
 
-    def stop(self, stream: Stream) -> None:
-        """Cancel a call that no client wants."""
-        self._streams.cancel(stream)
+    def stop(self, stream: Stream, *, is_told: bool = False) -> None:
+        """Cancel a call that no client wants; with `is_told` its client is told so."""
+        self._streams.cancel(stream, is_told=is_told)
 
     def cancel(
         self,
@@ -626,7 +626,7 @@ class Operations:
                 return True
         # A newer resume of this client may have displaced the delivery before the cancel came. The
         # client may continue the older response all the same, which would displace the newer one.
-        for stream_id, response in session.cancel_response(request_id):
+        for stream_id, response in session.responses_to(request_id):
             if (older := self._streams.here(stream_id)) is not None:
                 older.end_response(session.name, response, "cancelled")
         # A call of this connection is cancelled before one from elsewhere with the same id.

@@ -124,11 +124,13 @@ class Stopped(_Post, frozen=True):
     """The client wants the call no more: it is cancelled, or with `is_dropped` nothing is kept.
 
     `number` is that of the client's delivery. If another one has displaced it meanwhile, the client
-    has no say in the call. 0: the client began the call.
+    has no say in the call. 0: the client began the call. With `is_told` an operator cancels it, and
+    the client is told so.
     """
 
     is_dropped: bool = False
     number: int = 0
+    is_told: bool = False
 
 
 class Touched(_Post, frozen=True):

@@ -293,6 +293,7 @@ class Replicas:
         if (delivery := followed.delivery) is None:
             return
         assert isinstance(delivery, Delivery)
+        stream.ended_responses = followed.ended_responses
         if self._streams.index.get(stream.id) is stream and stream.delivery is None:
             stream.newest = max(stream.newest, delivery.number - 1)  # it keeps its number
             delivery.move(stream)
@@ -323,6 +324,7 @@ class Replicas:
                 self._keyring,
                 self,
                 answers=self._streams.answers,
+                events=self._streams.events,
             )
             self._followed[record.stream] = stream
         else:
@@ -509,7 +511,7 @@ class Replicas:
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():
-                self._streams.cancel(stream)
+                self._streams.cancel(stream, is_told=post.is_told)
             case posts.Leave():
                 stream.leave()
             case posts.ResponseEnded():

@@ -79,6 +79,8 @@ class HttpSession(Session):
         self.is_anonymous = caller is None
         self._begun: WeakSet[Stream] = WeakSet()
         self.key = self.name = key
+        # When it began, in trio's time; None for one that an earlier process has begun.
+        self.began_at: float | None = None
         self.seen_at = 0.0  # when it was used last, in wall time
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
         # Around the event stream that belongs to no request, while the client has it open.
@@ -99,14 +101,13 @@ class HttpSession(Session):
         # a stream is not known after a restart, so it is not known here either.
         return self.is_anonymous or stream in self._begun
 
-    def cancel_response(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
-        cancelled = []
-        for named in self.streams.values():
-            for name, granted in named.granted.items():
-                if granted.reply_id == request_id:
-                    granted.ended = "cancelled"
-                    cancelled.append((named.stream, name))
-        return cancelled
+    def responses_to(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
+        return [
+            (named.stream, name)
+            for named in self.streams.values()
+            for name, granted in named.granted.items()
+            if granted.reply_id == request_id
+        ]
 
     def attach(self, delivery: Delivery) -> None:
         if delivery.reply_id is None and not self.is_anonymous:
@@ -590,7 +591,9 @@ def name_in(event_id: str) -> bytes:
 def new_session(caller: str | None = None) -> tuple[str, HttpSession]:
     """A new session of this caller, and its id for the client."""
     session_id = new_id()
-    return session_id, HttpSession(hashed(session_id), caller)
+    session = HttpSession(hashed(session_id), caller)
+    session.began_at = trio.current_time()
+    return session_id, session
 
 
 def _nameless(key: str) -> str:

@@ -14,10 +14,12 @@ from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
+from msgspec.structs import replace
 
 from streams import messages
 from streams.clock import wall
 from streams.engine.committer import Committer
+from streams.engine.hooks import Hooks
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import LIVE, Event, ProgressToken, Question, StreamState
 from streams.engine.posts import Taker
@@ -128,6 +130,24 @@ class Follower(Protocol):
         """Detach if the client can resume. False, and nothing done, if that would lose a call."""
 
 
+class StreamEvents(Protocol):
+    """Is told what happens to streams (`streams.engine.events`), while it `is_heard`."""
+
+    is_heard: bool  # whether anything listens
+
+    def asked(self, stream: "Stream", request_id: RequestId, method: str) -> None:
+        """The handler has sent its client a request."""
+
+    def answered(self, stream: "Stream", request_id: RequestId) -> None:
+        """The client has answered a request."""
+
+    def ended(self, stream: "Stream", why: str) -> None:
+        """The call has ended, with the outcome of its state. See `CallEnded`."""
+
+    def restarted(self, stream: "Stream") -> None:
+        """The handler runs again."""
+
+
 class Answer:
     """The client's answer to one request of a stream, which may still have to come."""
 
@@ -160,6 +180,7 @@ class Stream:
         "_asked_for_progress",
         "_changed",
         "_committer",
+        "_events",
         "_keyring",
         "_left_at",
         "_limits",
@@ -213,6 +234,7 @@ class Stream:
         answers: dict[RequestId, Answer],
         on_stored: Callable[["Stream"], None],
         on_settled: Callable[["Stream"], None],
+        events: StreamEvents,
         overflow: Overflow = "block",
         origin: Message | None = None,
     ) -> None:
@@ -262,17 +284,22 @@ class Stream:
         # Called before a client that waits at another replica displaces the one that is attached.
         self.on_displace: Callable[[Stream], None] | None = None
         self.short_name = ""  # by which a client at another replica can find it
-        # Responses that their clients must not continue, at no replica: why, by the names of the
-        # session and of the grant.
+        # Responses that their clients must not continue, at any replica: `superseded` by another
+        # session or `cancelled` by their own. By the names of the session and of the grant.
         self.ended_responses: dict[tuple[str, str], str] | None = None
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
         # `is_evicted`, a later load makes another object of the same stream.
         self.was_evicted = self.is_evicted = False
         self.scope = trio.CancelScope()  # around the handler
-        self._limits, self._committer, self._keyring = limits, committer, keyring
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
         self._answers, self._on_stored, self._on_settled = answers, on_stored, on_settled
+        self._limits, self._committer, self._keyring, self._events = (
+            limits,
+            committer,
+            keyring,
+            events,
+        )
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
         # handed to it. Only that client, about that delivery, can move the delivered mark.
@@ -299,6 +326,12 @@ class Stream:
         return self.mark is not None and not self.mark.is_own
 
     # Its record
+
+    def keep_caller(self, caller: bytes) -> None:
+        """Keep this of the caller of a new call, for its restart. The record is not stored yet."""
+        assert self.record.restart is not None
+        restart = replace(self.record.restart, caller=caller)
+        self.record = replace(self.record, restart=restart)
 
     def store(self) -> None:
         """Give the record to the journal, if that is deferred."""
@@ -387,6 +420,8 @@ class Stream:
             if first_id is None:
                 self._answers[request_id] = answer
                 await self._send_request(request_id, messages.request(request_id, method, params))
+                if self._events.is_heard:
+                    self._events.asked(self, request_id, method)
             if on_sent is not None:
                 on_sent(request_id)
             return await answer.wait()
@@ -557,6 +592,8 @@ class Stream:
         self.rerun = rerun
         self._reopen(rerun, questions)
         await rerun.begin()
+        if self._events.is_heard:
+            self._events.restarted(self)
 
     async def _compared(self, ask: Awaitable[_T]) -> _T:
         """The answer of the rerun. A difference from the first run, a `Refusal`, ends the call."""
@@ -576,15 +613,18 @@ class Stream:
         elif self.rerun is not None and self.rerun.is_different(is_error=is_error):
             self.fail(diverged("it is done, and has not sent all of that again"))
         else:
-            self._end(line, Event.END, is_error=is_error)
+            self._end(line, Event.END, "tool_error" if is_error else "")
 
     def fail(self, refused: Refusal) -> None:
         """Send an error as the final response."""
-        self._end(messages.error(self.request_id, refused), Event.FAIL, is_error=True)
+        self._end(messages.error(self.request_id, refused), Event.FAIL, refused.reason)
 
-    def _end(self, line: bytes, event: Event, *, is_error: bool) -> None:
+    def _end(self, line: bytes, event: Event, why: str) -> None:
+        """`why` it is an error; "" for a result."""
         size = self.state.batch_bytes
-        self.state.end(line, event, is_error=is_error, at=wall())
+        self.state.end(line, event, is_error=bool(why), at=wall())
+        if self._events.is_heard:
+            self._events.ended(self, why)
         if self.is_deferred and self.delivery is not None:
             self.delivery.answer(line)
         else:
@@ -599,7 +639,21 @@ class Stream:
 
     def take(self) -> list[Append]:
         """The batch, as changes for the journal."""
-        return list(iter(partial(self.state.take, self.record.fence), None))
+        taken = list(iter(partial(self.state.take, self.record.fence), None))
+        hooks = self._committer.hooks
+        return taken if hooks is None else [self._told(hooks, each) for each in taken]
+
+    def _told(self, hooks: Hooks, append: Append) -> Append:
+        """The change with the webhooks that tell of it."""
+        questions = []
+        # A delivery whose peer is silent is detached in all but name.
+        if self.delivery is None or self.state.idle_since is not None:
+            first, last = append.run.seq, append.run.last
+            asked = self.state.questions.values()
+            questions = [each for each in asked if first <= each.seq <= last]
+        if not (questions or append.outcome.is_end):
+            return append
+        return hooks.told(self.record, append, questions)
 
     def committed(self, seq: int) -> None:
         """The record and everything up to `seq` are durable, and may be delivered."""
@@ -662,6 +716,9 @@ class Stream:
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """The client has answered the request at `seq`."""
+        if self._events.is_heard:
+            assert isinstance(message.id, int | str)
+            self._events.answered(self, message.id)
         if self.rerun is None:
             answer.give(message)
         else:
@@ -672,9 +729,16 @@ class Stream:
         """The change that puts its record back where a store has lost the newest one."""
         return Restore(self.record.fence, self.state.restored(self.record))
 
-    def close(self, event: Event) -> Close:
-        """Abandon or cancel the stream; returns the change for the journal."""
-        return self.state.close(event, self.record.fence, at=wall())
+    def close(self, event: Event, why: str = "") -> Close:
+        """Abandon or cancel the stream; returns the change for the journal.
+
+        `why` is told of a call that has not ended; by default it is the outcome.
+        """
+        was_live = self.state.outcome is LIVE
+        change = self.state.close(event, self.record.fence, at=wall())
+        if was_live and self._events.is_heard:
+            self._events.ended(self, why or change.outcome.value)
+        return change
 
     def forget(self) -> Forget | None:
         """Keep nothing of the stream; returns the change for the journal, if that has the stream.
@@ -682,7 +746,7 @@ class Stream:
         All that the handler sends from now on is dropped.
         """
         if not self.state.is_tombstone:
-            self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
+            self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL, "dropped")
         was_deferred, self.is_deferred = self.is_deferred, False
         return None if was_deferred else Forget(self.id, self.record.fence)
 
@@ -789,8 +853,6 @@ class Stream:
 
         `response` is its name among the grants of the session, and `why` a reason of refusals.
         """
-        if not self.record.owner:
-            return  # `Granted.ended` tells
         if self.ended_responses is None:
             self.ended_responses = {}
         self.ended_responses[session, response] = why

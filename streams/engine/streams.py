@@ -14,6 +14,13 @@ import trio
 from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
+from streams.engine.events import (
+    CallInterrupted,
+    CallReleased,
+    Events,
+    ResultAbandoned,
+    SessionEnded,
+)
 from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
@@ -77,9 +84,11 @@ class Streams:
         keyring: Keyring,
         limits: Limits,
         *,
+        events: Events,
         deferral_s: float,
     ) -> None:
         """`deferral_s` is how long the record of a new stream may be kept back."""
+        self.events = events
         self._journal = journal
         self._committer = committer
         self._keyring = keyring
@@ -151,6 +160,8 @@ class Streams:
         if self.index.get(stream.id) is not stream:
             return
         stream.is_lost = True
+        if self.events.is_heard and stream.state.outcome is Outcome.LIVE:
+            self.events.tell(CallReleased(stream))
         stream.scope.cancel()
         self.index.remove(stream)
         self._deferred.pop(stream, None)
@@ -230,6 +241,7 @@ class Streams:
             answers=self.answers,
             on_stored=self.index.name,
             on_settled=self._settled,
+            events=self.events,
             overflow=overflow,
             origin=origin,
         )
@@ -293,25 +305,35 @@ class Streams:
 
     def interrupt(self, stream: Stream) -> None:
         """End a call whose handler has ended with its process and cannot be restarted."""
+        if self.events.is_heard:
+            self.events.tell(CallInterrupted(stream))
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
         self.cache.used(stream)
 
     def suspend(self, stream: Stream) -> None:
         """The process ends: the call ends as well, or waits for its restart."""
-        if stream.rerun is None or not stream.is_reachable:
+        if self.ends_with_process(stream):
             self.interrupt(stream)
-        else:
+        elif stream.rerun is not None:
+            if self.events.is_heard and not stream.is_suspended:
+                self.events.tell(CallReleased(stream))
             stream.store()
             stream.rerun.suspend()
             stream.scope.cancel()
 
-    def cancel(self, stream: Stream) -> None:
-        """The client cancels the call."""
+    @staticmethod
+    def ends_with_process(stream: Stream) -> bool:
+        """Whether this is a call that runs, and that no other process can continue."""
+        is_live = stream.state.outcome is Outcome.LIVE
+        return is_live and (stream.rerun is None or not stream.is_reachable)
+
+    def cancel(self, stream: Stream, *, is_told: bool = False) -> None:
+        """The client cancels the call. With `is_told` an operator does, and the client is told."""
         if isinstance(stream, FollowedStream):
-            stream.stop()
+            stream.stop(is_told=is_told)
         else:
-            self._close(stream, Event.CANCEL)
+            self._close(stream, Event.CANCEL, is_told=is_told)
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its delivery, or its client has all of it."""
@@ -345,22 +367,26 @@ class Streams:
             log.debug("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
             self._close(stream, Event.ABANDON)
 
-    def _close(self, stream: Stream, event: Event) -> None:
+    def _close(self, stream: Stream, event: Event, *, is_told: bool = False) -> None:
         """Abandon or cancel: the handler stops, the lines are deleted, a tombstone is kept."""
         is_known = self.index.get(stream.id) is stream
         if not is_known or (stream.state.is_ended and event is Event.CANCEL):
             return
         if not stream.record.is_announced:
+            if is_told and stream.delivery is not None:
+                stream.delivery.fail(refusal(Outcome.CANCELLED.value))
             self.drop(stream)
             return
         stream.store()
+        if self.events.is_heard and stream.state.is_ended and not stream.state.is_drained:
+            self.events.tell(ResultAbandoned(stream))
         self._committer.add(stream.close(event))
         stream.scope.cancel()
         self.index.retire(stream)
         delivery = stream.delivery
         if delivery is None:
             stream.state.detach(trio.current_time())
-        elif delivery.reply_id is None and event is Event.CANCEL:
+        elif delivery.reply_id is None and event is Event.CANCEL and not is_told:
             delivery.drop()  # MCP: no response to a request that its own client cancelled
         else:
             delivery.fail(refusal(stream.state.outcome.value))
@@ -388,6 +414,8 @@ class Streams:
                 self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:
+        if self.events.is_heard and session.began_at is not None:
+            self.events.tell(SessionEnded(session, trio.current_time() - session.began_at))
         # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
             for stream in self.index.wanted(session.principal):

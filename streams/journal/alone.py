@@ -9,6 +9,7 @@ import trio
 from streams.journal.contract import News
 from streams.journal.records import Record
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.webhooks import Webhook
 
 
 class Alone:
@@ -19,6 +20,11 @@ class Alone:
 
     replica = ""
     lease_s = inf
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """See `Journal.sizes`."""
+        return {}
 
     async def find(self, stream: str) -> Record | None:
         """See `Lookups.find`."""
@@ -37,6 +43,14 @@ class Alone:
         """See `Journal.count_sessions`."""
         records, _ = await self.sessions()
         return sum(principal in (None, record.principal) for record in records)
+
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        """See `Journal.webhooks`."""
+        raise NotImplementedError
+
+    async def take_webhooks(self, now: float, until: float, *, limit: int) -> Sequence[Webhook]:
+        """See `Journal.take_webhooks`. The process that takes them is the only one."""
+        return [each for each in await self.webhooks(limit=limit) if each.due_at <= now]
 
     async def take(self, stream: str) -> Record | None:
         """See `Journal.take`."""

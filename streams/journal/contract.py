@@ -1,7 +1,8 @@
 """The interface `Journal`, which every storage implements.
 
-A journal keeps records and lines of streams (`streams.journal.records`), and sessions over HTTP
-(`streams.journal.sessions`). All writing is one method, `commit`: many changes in one durable step.
+A journal keeps records and lines of streams (`streams.journal.records`), sessions over HTTP
+(`streams.journal.sessions`), and webhooks that wait (`streams.journal.webhooks`). All writing is
+one method, `commit`: many changes in one durable step.
 
 Some storages are shared by several processes, the *replicas* of one server. A stream is owned by
 one replica, which alone appends to it; the others follow it. A storage with one process at a time
@@ -17,6 +18,7 @@ import msgspec
 from streams.errors import JournalError
 from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.webhooks import Webhook
 from streams.messages import Run
 
 # Runs are stored in pieces of this size. A piece with its header makes one write of 256 KiB, so
@@ -107,6 +109,16 @@ class Lookups(Protocol):
     async def count(self, principal: str) -> int:
         """How many of a principal's streams are still wanted."""
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        """The streams with the highest numbers, evicted or not, the highest first.
+
+        Only those with numbers below `before`, if that is given. In a shared journal these are
+        the streams of all replicas.
+        """
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        """The ids of streams, evicted or not, that begin with these letters: at most `limit`."""
+
     async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         """The evicted streams by their `due_at`, earliest first.
 
@@ -131,6 +143,13 @@ class Journal(Lookups, Protocol):
     def anonymous_shortage(self) -> Shortage | None:
         """Whether the streams of all anonymous callers together near their limit; None if not."""
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """How many bytes its parts take, such as its file and the file's WAL, by their names.
+
+        Empty where that is unknown. It is quick, and asks neither a disk's content nor a store.
+        """
+
     async def claim(self, owner: str = "") -> Sequence[Record]:
         """Take over streams of `owner`: each record gets a new fence, which voids older leases.
 
@@ -151,7 +170,7 @@ class Journal(Lookups, Protocol):
         Returns one answer for each change: None, or the error (`Gone`, `Fenced`, `Ended`,
         `Conflict`) if the stream's record does not allow it; in a shared journal another replica
         may own the stream by now. A refused change changes nothing; the
-        others are applied. The answer to a change of a session is always None.
+        others are applied. The answer to a change of a session or a webhook is always None.
         """
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
@@ -167,6 +186,19 @@ class Journal(Lookups, Protocol):
         fit, to avoid cutting a stored run. Short runs are joined, up to `STORED_BYTES_MAX`. `after`
         must not lie below the record's `trimmed`. If the next lines are lost (`Record.lost`), the
         first run begins behind these. Raises `Missing` if lines are missing for any other reason.
+        """
+
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        """The webhooks that wait, those that are due first."""
+
+    async def count_webhooks(self) -> int:
+        """How many webhooks wait."""
+
+    async def take_webhooks(self, now: float, until: float, *, limit: int) -> Sequence[Webhook]:
+        """The first webhooks that are due at `now`, in wall time.
+
+        In a shared journal they are due again at `until`, so that another replica sends those of
+        one that dies, and none is sent by two at once.
         """
 
     async def aclose(self) -> None:

@@ -19,12 +19,14 @@ from streams.errors import Full, JournalUnusable, Unavailable
 from streams.journal.contract import Journal
 from streams.journal.records import Ack, Append, Change, Create, Evict, Outcome, Record, Restore
 from streams.journal.sessions import SaveGrant, SaveSession
+from streams.journal.webhooks import SaveWebhook, Webhook
 from streams.messages import Run
 
 STREAMS_AT_ONCE: Final = 32  # records that are in memory: a request may have 4 MiB
 READ_BYTES: Final = 1024 * 1024  # of lines that are in memory
 COMMIT_BYTES: Final = 1024 * 1024  # a larger commit is hardly faster
 COMMIT_CHANGES: Final = 500
+WEBHOOKS_MAX: Final = 1_000_000  # more than any queue has: they are copied all
 # How often a commit is repeated while the journal cannot be written, and the pause: a failover of a
 # store takes some seconds.
 REPEATS_MAX: Final = 30
@@ -84,6 +86,8 @@ async def copy_journal(
         await _copy_stream(source, writer, record, names or names_of(record))
     for grant in grants:  # behind all streams, in the order in which they were saved
         await writer.add(SaveGrant(grant))
+    for webhook in await source.webhooks(limit=WEBHOOKS_MAX):
+        await writer.add(SaveWebhook(webhook), len(webhook.body))
     await writer.flush()
     return await _compare(source, target, lambda done, total: on_progress(total + done, 2 * total))
 
@@ -264,7 +268,15 @@ async def _compare(source: Whole, target: Whole, on_progress: Progress) -> Copie
     if (list(sessions), list(resident)) != tuple(map(list, await target.sessions())):
         raise JournalUnusable("the copy has other sessions than the source")
     found.sessions = len(sessions)
+    waiting = list(await source.webhooks(limit=WEBHOOKS_MAX))
+    if _in_order(waiting) != _in_order(await target.webhooks(limit=WEBHOOKS_MAX)):
+        raise JournalUnusable("the copy has other webhooks than the source")
     return found
+
+
+def _in_order(webhooks: Sequence[Webhook]) -> list[Webhook]:
+    """Those that are due at the same time may come in any order."""
+    return sorted(webhooks, key=lambda each: each.id)
 
 
 async def _compare_lines(source: Whole, target: Whole, record: Record, found: Copied) -> None:

@@ -28,10 +28,12 @@ from streams.journal.records import (
 )
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord, apply_to_sessions
+from streams.journal.webhooks import DropWebhook, SaveWebhook, Webhook, apply_to_webhooks
 from streams.messages import Run
 
 _last = attrgetter("last")
 _number = attrgetter("number")
+_due_at = attrgetter("due_at")
 
 
 class MemoryJournal(Alone):
@@ -47,6 +49,7 @@ class MemoryJournal(Alone):
         self._names_of: dict[str, set[bytes]] = {}
         self._evicted = _Evicted()
         self._rows = _Rows()
+        self._webhooks = _Webhooks()
 
     async def claim(self, owner: str = "") -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
@@ -83,6 +86,15 @@ class MemoryJournal(Alone):
         found = heapq.nsmallest(limit, later, key=_number)
         return [(record, sorted(self._names_of.get(record.stream, ()))) for record in found]
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        await trio.lowlevel.checkpoint()
+        earlier = (r for r in self._records.values() if before is None or r.number < before)
+        return heapq.nlargest(limit, earlier, key=_number)
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        await trio.lowlevel.checkpoint()
+        return list(islice((each for each in self._records if each.startswith(prefix)), limit))
+
     async def find(self, stream: str) -> Record | None:
         await trio.lowlevel.checkpoint()
         return self._records.get(stream)
@@ -114,13 +126,24 @@ class MemoryJournal(Alone):
         await trio.lowlevel.checkpoint()
         return [self._records[stream] for stream in self._evicted.due(limit, only_unwanted)]
 
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        await trio.lowlevel.checkpoint()
+        return heapq.nsmallest(limit, self._webhooks.kept.values(), key=_due_at)
+
+    async def count_webhooks(self) -> int:
+        await trio.lowlevel.checkpoint()
+        return len(self._webhooks.kept)
+
     async def aclose(self) -> None:
         """Nothing to close. Another engine may take over the same journal, as after a restart."""
         await trio.lowlevel.checkpoint()
 
     def _commit_one(self, change: Change) -> JournalError | None:
         if change.stream is None:
-            apply_to_sessions(self._rows, change, self._records.__contains__)
+            if isinstance(change, SaveWebhook | DropWebhook):
+                apply_to_webhooks(self._webhooks, change)
+            else:
+                apply_to_sessions(self._rows, change, self._records.__contains__)
             return None
         before = self._records.get(change.stream)
         try:
@@ -157,6 +180,8 @@ class MemoryJournal(Alone):
         runs = self._runs.setdefault(change.stream, [])
         if isinstance(change, Append):
             runs.extend(change.run.split(STORED_BYTES_MAX))
+            for webhook in change.webhooks:
+                self._webhooks.put_webhook(webhook)
         if record.outcome is not Outcome.LIVE or not isinstance(change, Append):
             del runs[: bisect_right(runs, record.trimmed, key=_last)]
 
@@ -199,6 +224,19 @@ class _Evicted:
         """Up to `limit` streams, those that are due first."""
         kinds = [self._due[False]] if only_unwanted else self._due.values()
         return [stream for _, _, stream in islice(heapq.merge(*kinds), limit)]
+
+
+class _Webhooks:
+    """`streams.journal.webhooks.WebhookRows`."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Webhook] = {}
+
+    def put_webhook(self, webhook: Webhook) -> None:
+        self.kept[webhook.id] = webhook
+
+    def drop_webhook(self, id: str) -> None:
+        self.kept.pop(id, None)
 
 
 _At = tuple[str, str]  # a session's key and a delivery

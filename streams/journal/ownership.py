@@ -2,8 +2,10 @@
 
 A journal has side files. If the journal is a symbolic link, they lie beside the file it leads to:
 
-    <journal>.lock   byte 0 locked: a process owns the journal; byte 1: one is starting an owner
+    <journal>.lock   byte 0 locked: a process owns the journal; byte 1: one is starting an owner;
+                     bytes 2 to 4: see `Heir`
     <journal>.sock   where the owner listens for its relays
+    <journal>.ops    where the owner answers operators of the same user
     <journal>.log    the log of an owner without a terminal
     <journal>.key    the keys of its resume tokens (`streams.keys`)
     <journal>.hello  what a remote server has said last of itself (`streams.backends.kept`)
@@ -38,6 +40,9 @@ from streams.permissions import (
 _SQLITES: Final = ("", "-wal", "-shm")
 _OWNER_BYTE: Final = 0
 _STARTER_BYTE: Final = 1
+_HEIR_BYTE: Final = 2
+_LEAVES_BYTE: Final = 3
+_LISTENS_BYTE: Final = 4
 _PID_BYTES_MAX: Final = 20  # a 64-bit number
 _FLOCK: Final = "hhqqi0q"  # Linux's struct flock: type, whence, start, length, pid
 
@@ -50,6 +55,11 @@ def lock_path(journal: Path) -> Path:
 def socket_path(journal: Path) -> Path:
     """The socket at which the owner of `journal` listens."""
     return _beside(journal, ".sock")
+
+
+def operators_path(journal: Path) -> Path:
+    """The socket at which the owner of `journal` answers operators."""
+    return _beside(journal, ".ops")
 
 
 def log_path(journal: Path) -> Path:
@@ -90,6 +100,7 @@ def check_files(journal: Path) -> None:
         for suffix in (".lock", ".log", ".key"):
             check_file(_beside(real, suffix), is_secret=suffix == ".key")
         check_socket(socket_path(real))
+        check_socket(operators_path(real))
     except UnsafeFile as error:
         raise JournalUnusable(f"{error}.") from error
     except OSError as error:
@@ -129,6 +140,12 @@ class _LockFile:
             return file
 
     @classmethod
+    def held(cls, path: Path) -> "_LockFile | None":
+        """The file at `path`, if this process holds a byte of it."""
+        with cls._guard:
+            return cls._open.get(path)
+
+    @classmethod
     def forget_all(cls) -> None:
         cls._open.clear()
         cls._guard = threading.Lock()  # another thread of the parent may have held it
@@ -138,6 +155,10 @@ class _LockFile:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, byte)
             self._held.remove(byte)
             self._keep_if_held()
+
+    def is_held_elsewhere(self, byte: int) -> bool:
+        """Whether another process has locked this byte."""
+        return _holder(self._descriptor, byte) is not None
 
     def sign(self) -> None:
         """Write our process id into the file, for the error message in other processes."""
@@ -206,12 +227,89 @@ def owner_of(journal: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _OWNER_BYTE, 1, 0)
-        told = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
+        return _holder(descriptor, _OWNER_BYTE)
     finally:
         os.close(descriptor)
+
+
+def _holder(descriptor: int, byte: int) -> int | None:
+    """The id of the other process that has locked this byte of an open file."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    told = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
     kind, _, _, _, pid = struct.unpack(_FLOCK, told)
     return None if kind == fcntl.F_UNLCK else int(pid)
+
+
+class Heir:
+    """The process that waits to be the next owner of a journal, which has one at most.
+
+    The owner tells it by a lock (byte 3) that it is about to accept no connection any more. The
+    heir listens then, and tells the owner so (byte 4). So one of the two always listens.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._file: _LockFile | None = None
+        self._listens = False
+
+    def acquire(self) -> None:
+        """Be the heir. Raises `JournalUnusable` if another process is."""
+        try:
+            self._file = _LockFile.take(lock_path(self._journal), _HEIR_BYTE)
+        except _Held:
+            raise JournalUnusable(
+                f"another process already waits for {self._journal}: stop that one."
+            ) from None
+        except OSError as error:
+            raise _cannot_lock(self._journal, error) from error
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether a process owns the journal."""
+        assert self._file is not None
+        return self._file.is_held_elsewhere(_OWNER_BYTE)
+
+    @property
+    def may_listen(self) -> bool:
+        """Whether the owner is about to accept no connection, or has ended."""
+        assert self._file is not None
+        return not self.is_owned or self._file.is_held_elsewhere(_LEAVES_BYTE)
+
+    def listens(self) -> None:
+        """Tell the owner that connections come here."""
+        self._file = _LockFile.take(lock_path(self._journal), _LISTENS_BYTE)
+        self._listens = True
+
+    def release(self) -> None:
+        """Be the heir no more, if it was: it is the owner, or gives up."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.give_back(_HEIR_BYTE)
+            if self._listens:
+                file.give_back(_LISTENS_BYTE)
+
+
+def has_heir(journal: Path) -> bool:
+    """Whether another process waits for a journal. This process must own it."""
+    file = _LockFile.held(lock_path(journal))
+    return file is not None and file.is_held_elsewhere(_HEIR_BYTE)
+
+
+class Leave:
+    """The owner of a journal is about to accept no connection any more, and to end; see `Heir`."""
+
+    def __init__(self, journal: Path) -> None:
+        self._file = _LockFile.take(lock_path(journal), _LEAVES_BYTE)
+
+    @property
+    def has_heir(self) -> bool:
+        """Whether a process waits for the journal."""
+        return self._file.is_held_elsewhere(_HEIR_BYTE)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether that process listens."""
+        return self._file.is_held_elsewhere(_LISTENS_BYTE)
 
 
 class StarterLock:

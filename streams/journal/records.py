@@ -14,6 +14,7 @@ import msgspec
 
 from streams.errors import Conflict, Ended, Fenced, Gone
 from streams.journal.sessions import SessionChange
+from streams.journal.webhooks import Webhook, WebhookChange
 from streams.messages import Run
 
 
@@ -135,7 +136,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     """More lines.
 
     If the final response is among them, `outcome` and `ended_at` say how and when (in wall time)
-    the stream has ended. `pages` are the seqs of the lines that are pages.
+    the stream has ended. `pages` are the seqs of the lines that are pages. `webhooks`, which tell
+    of these lines, are added to those that wait.
     """
 
     stream: str
@@ -146,6 +148,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome = Outcome.LIVE
     ended_at: float = 0.0
     pages: tuple[int, ...] = ()
+    webhooks: tuple[Webhook, ...] = ()
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
@@ -240,7 +243,7 @@ class Restore(msgspec.Struct, frozen=True):
 
 OfRestart = Checkpoint | Answered | Restarted
 StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Evict | Restore
-Change = StreamChange | SessionChange
+Change = StreamChange | SessionChange | WebhookChange
 
 
 def apply(record: Record | None, change: StreamChange) -> Record | None:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Final
 
 from streams.clock import steady
-from streams.logs import log
+from streams.logs import STANDARD_ERROR, log
 
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HANDLED: Final = (*END_SIGNALS, signal.SIGHUP)
@@ -34,24 +34,27 @@ END_OF_FAILURE: Final = 2
 class Exit:
     """The deadline of the process, which starts with `begin`. Make it before the server.
 
-    It ends the process `within_s` seconds later. `tools` returns the names of the tools that have
+    It ends the process `within_s` seconds later, and the first SIGTERM gives running calls
+    `grace_s` more. `tools` returns the names of the tools that have
     not ended, `failure` the error that ended the server, if any.
     """
 
-    def __init__(self, within_s: float = DEADLINE_S) -> None:
+    def __init__(self, within_s: float = DEADLINE_S, grace_s: float = 0.0) -> None:
         self._within_s = within_s
+        self._grace_s = grace_s
         self.tools: Callable[[], Sequence[str]] = list
         self.failure: Callable[[], BaseException | None] = lambda: None
         # A signal handler calls `put`, which may interrupt itself; `Event.set` may not.
         self._begun: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="mcp-streams exit", daemon=True).start()
 
-    def begin(self, code: int) -> None:
+    def begin(self, code: int, grace_s: float = 0.0) -> None:
         """Start the deadline; `code` is the exit code once it has passed.
 
-        Only the first call counts. It may be called from a signal handler.
+        Of several calls the earliest deadline counts, and the first code. It may be called from a
+        signal handler.
         """
-        self._begun.put((code, steady()))
+        self._begun.put((code, steady() + grace_s))
 
     @contextmanager
     def with_signals(self) -> Iterator[None]:
@@ -60,9 +63,12 @@ class Exit:
         Install the former handlers before.
         """
         handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
+        is_first = True
 
         def begin(number: int, frame: FrameType | None) -> None:
-            self.begin(END_OF_SIGNAL)
+            nonlocal is_first
+            self.begin(END_OF_SIGNAL, self.grace_of(number) if is_first else 0.0)
+            is_first = False
             handler: Any = handlers[signal.Signals(number)]
             handler(number, frame)
 
@@ -70,10 +76,16 @@ class Exit:
             signal.signal(number, begin)
         yield
 
+    def grace_of(self, number: int) -> float:
+        """How many seconds running calls have to end after this signal, if it is the first one."""
+        return self._grace_s if number == signal.SIGTERM else 0.0
+
     def _run(self) -> None:
         code, begun_at = self._begun.get()
-        deadline = begun_at + self._within_s - FINAL_LOG_S
-        threading.Event().wait(max(0.0, deadline - steady()))
+        while (rest_s := begun_at + self._within_s - FINAL_LOG_S - steady()) > 0:
+            with suppress(queue.Empty):
+                _, again_at = self._begun.get(timeout=rest_s)
+                begun_at = min(begun_at, again_at)
         last_words = threading.Thread(target=self._tell, args=[code], daemon=True)
         last_words.start()
         last_words.join(FINAL_LOG_S)
@@ -82,6 +94,7 @@ class Exit:
     def _tell(self, code: int) -> None:
         told: dict[str, object] = {"tools": ", ".join(self.tools()) or "none", "code": code}
         log.warning("the process ends at its deadline; some tools have not ended", **told)
+        STANDARD_ERROR.finish(FINAL_LOG_S)
         failure = self.failure()
         if code == END_OF_FAILURE and failure is not None:
             with suppress(OSError):

@@ -16,19 +16,32 @@ VALUE_LETTERS_MAX: Final = 60  # of a value that is told
 # users write. All others are agreed upon in the hello, or are no part of how clients are served.
 OF_OPTIONS: Final = {
     "--linger": "linger_s",
+    "--grace": "grace_s",
+    "--standby": "standby_s",
+    "--compact": "compact",
     "--watchdog": "watchdog_s",
     "--durability": "durability",
     "--lease": "lease_s",
     "--replicas-acked": "replicas_acked",
     "--key-file": "key_file",
     "--admin": "admin",
+    "--admin-token-file": "admin_token_file",
+    "--admin-write": "admin_write",
     "--require-resume-token": "require_resume_token",
     "--json": "json_log",
+    "--log-level": "log_level",
+    "--otel": "otel",
 }
 OF_PATIENCE: Final = {
     "--patience": "patience_s",
     "--once": "once",
     "--keep-cancelled": "keep_cancelled",
+}
+OF_WEBHOOKS: Final = {
+    "--webhook-secret-file": "webhook_secret_file",
+    "--webhook-allow": "webhook_allow",
+    "--webhook-content": "webhook_content",
+    "--webhook-private": "webhook_private",
 }
 OF_COMMAND: Final = {
     "--children-max": "children_max",
@@ -49,6 +62,8 @@ OF_REMOTE: Final = {
 def settings(options: Options) -> dict[str, str]:
     """The options that the owner decides, as text. None of them is a secret."""
     found = _read(options, OF_OPTIONS) | _read(options.patience, OF_PATIENCE)
+    found |= _read(options.webhooks, OF_WEBHOOKS)
+    found["--webhook"] = _text(options.webhooks.hosts)  # without paths, which may be secrets
     if isinstance(options.app, Command):
         found |= _read(options.app, OF_COMMAND)
     if isinstance(options.app, Remote):

@@ -13,11 +13,14 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from streams.engine.events import Events
+from streams.engine.hooks import Hooks
 from streams.journal.contract import Journal
 from streams.journal.ownership import hello_path
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
+from streams.observe.tallies import ChildCounts
 from streams.process.options import CannotServe, Command, Options, Remote
 from streams.process.tokens import token_of
 from streams.server.backend import Backend
@@ -46,7 +49,13 @@ class Servable(Protocol):
         """The scopes that its tools need."""
 
     def open(
-        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
+        self,
+        journal: Journal,
+        keyring: Keyring,
+        *,
+        patience: PatienceSettings | None = None,
+        events: Events | None = None,
+        hooks: Hooks | None = None,
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run it, for the length of a block."""
 
@@ -60,11 +69,19 @@ class Hosted:
         self._backend = backend
         # The name of the tool that runs in a frame, for a backend whose tools run in this process.
         self.tool_at: ToolAt = getattr(backend, "tool_at", _no_tool)
+        # The numbers of its child processes, for a backend that has such.
+        self.child_counts: ChildCounts | None = getattr(backend, "child_counts", None)
         self.limits = limits
         self._require_resume_token = require_resume_token
 
     def open(
-        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
+        self,
+        journal: Journal,
+        keyring: Keyring,
+        *,
+        patience: PatienceSettings | None = None,
+        events: Events | None = None,
+        hooks: Hooks | None = None,
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run the backend, for the length of a block."""
         return open_backend(
@@ -74,6 +91,8 @@ class Hosted:
             self.limits,
             require_resume_token=self._require_resume_token,
             patience=patience,
+            events=events,
+            hooks=hooks,
         )
 
 

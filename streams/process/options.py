@@ -4,10 +4,12 @@ It is quick to load, because a relay loads it.
 """
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,6 +19,7 @@ from streams.limits import LEASE_S, Durability
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
 KeepCancelled = Literal["timeout", "always", "never"]
+LogFormat = Literal["text", "json"]
 Stderr = Literal["log", "inherit", "null"]
 
 ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
@@ -26,6 +29,24 @@ REAPING_S: Final = 1.0  # from a SIGKILL of the last child to the end of all tas
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"  # the bearer token that commands send
 
 NAME_LETTERS_MAX: Final = 500  # of a command in the hello, which has 4 KiB
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+# The names in the lines of the log: `calls`, and the packages that write any.
+LOGGERS: Final = (
+    "admin",
+    "aio",
+    "auth",
+    "backends",
+    "calls",
+    "client",
+    "engine",
+    "journal",
+    "process",
+    "schemas",
+    "server",
+    "transports",
+    "webhooks",
+)
 
 READY: Final = "ready\n"  # an owner sends it to the relay that started it, once it listens
 STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
@@ -75,6 +96,44 @@ class Auth:
         return self.auth_tokens is not None or self.auth_jwks is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Webhooks:
+    """Messages to other programs when a call ends, or asks while no client is attached.
+
+    Parameters
+    ----------
+    webhook
+        A URL that gets the events of all calls, by Standard Webhooks: call.completed, call.failed
+        and call.question.
+    webhook_secret_file
+        The file with the secrets that sign webhooks, "whsec_…", one a line. By default one is made
+        beside the journal, and the log says where.
+    webhook_allow
+        Where authenticated callers may have the events of their calls sent: a host, or the
+        beginning of a URL.
+    webhook_content
+        Put results, errors and questions into webhooks, up to 16 KiB each.
+    webhook_private
+        Send webhooks to addresses that are not public too, and without TLS.
+    """
+
+    webhook: tuple[str, ...] = ()
+    webhook_secret_file: Path | None = None
+    webhook_allow: tuple[str, ...] = ()
+    webhook_content: bool = False
+    webhook_private: bool = False
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the URLs that get the events of all calls."""
+        return tuple(urlsplit(url).netloc for url in self.webhook)
+
+    @property
+    def are_on(self) -> bool:
+        """Whether any webhook may have to be sent."""
+        return bool(self.webhook or self.webhook_allow)
+
+
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A program that speaks MCP over stdio; `mcp-streams wrap --help` describes the settings.
 
@@ -119,6 +178,25 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     keep_cancelled: KeepCancelled = "never"
 
 
+def levels_of(given: Iterable[str]) -> dict[str, str]:
+    """The levels of loggers, of texts such as "warning" and "calls=debug,journal=info".
+
+    The level of all others has the name "". Raises `ValueError`, which says what is wrong.
+    """
+    found = {}
+    for part in (part.strip() for each in given for part in each.split(",")):
+        name, separator, level = part.rpartition("=")
+        if separator and name not in LOGGERS:
+            raise ValueError(
+                f"--log-level: unknown logger {name or 'without a name'}: write one of "
+                f"{', '.join(LOGGERS)}, or a level alone for all."
+            )
+        if level not in LOG_LEVELS:
+            raise ValueError(f"--log-level: {level}: write one of {', '.join(LOG_LEVELS)}.")
+        found[name] = level
+    return found
+
+
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to serve an app; `mcp-streams serve --help` says what each of them means.
 
@@ -140,6 +218,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replicas_acked: int = 0
     key_file: Path | None = None
     admin: str | None = None
+    admin_token_file: Path | None = None
+    admin_write: bool = False
     stdio: bool = False
     foreground: bool = False
     ws: str | None = None
@@ -148,16 +228,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     linger_s: float = 5.0
+    grace_s: float = 0.0  # for running calls to end, after a SIGTERM
+    compact: bool = False
+    standby_s: float = 0.0  # to wait for a journal that another process owns
     watchdog_s: float = 1.0  # 0: none
     durability: Durability = "power"
     require_resume_token: bool = False
     insecure_anonymous: bool = False
     patience: Patience = Patience()
     auth: Auth = Auth()
+    webhooks: Webhooks = Webhooks()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     limits: dict[str, int | float] = {}
     json_log: bool = False
+    otel: bool = False
+    log_level: tuple[str, ...] = ()  # see `levels_of`
 
     @property
     def is_relay(self) -> bool:

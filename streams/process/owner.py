@@ -8,8 +8,8 @@ import os
 import sys
 from contextlib import suppress
 
-from streams import logs
 from streams.process import serve
+from streams.process.log import log_as
 from streams.process.options import CannotServe, Options
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)
-    logs.log_to_stderr(as_json=options.json_log)
+    log_as(options)
     try:
         serve.run(options)
     except CannotServe as error:

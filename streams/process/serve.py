@@ -1,6 +1,5 @@
 """Running a server as a process: in the foreground, or as the owner of a journal."""
 
-import errno
 import gc
 import os
 import resource
@@ -10,23 +9,19 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import trio
 
+from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
 from streams.journal.ownership import OwnerLock, check_files, socket_path
 from streams.limits import Limits
 from streams.logs import log
-from streams.process.admin import (
-    BODY_BYTES_MAX,
-    CONNECTIONS_MAX,
-    READY_PATH,
-    Health,
-    admin_address,
-    admin_endpoint,
-)
+from streams.observe.registry import Registry
+from streams.process.addresses import origin, why_not
 from streams.process.deadline import (
     DEADLINE_S,
     END_OF_FAILURE,
@@ -38,9 +33,13 @@ from streams.process.deadline import (
 from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
+from streams.process.observers import Observers
+from streams.process.operators import Operators, api_routes
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
+from streams.process.succession import handing_over, is_awaited, standing_by
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
+from streams.process.webhooks import open_webhooks
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from streams.server.storage import Keys, Place, import_client, open_storage
@@ -79,8 +78,10 @@ def run(options: Options) -> None:
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        deadline = Exit(DEADLINE_S + options.stopping_s)
+        deadline = Exit(DEADLINE_S + options.stopping_s, options.grace_s)
         trio.run(_serve_watched, server, options, fds, sockets, guard, deadline, down)
+        if options.otel:  # at the exit its exporters may wait for a collector that is away
+            deadline.begin(END_OF_SIGNAL)
     except* (CannotServe, JournalError, LifespanFailed, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
@@ -115,32 +116,40 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    health = Health()
+    operators, observers = Operators(options), Observers(server, options)
     with watched(options.watchdog_s, tool_namer(server)):
         async with trio.open_nursery() as nursery:
             if options.admin is not None:  # it answers before all else, and after it
-                await nursery.start(_serve_admin, options.admin, health)
-            await _serve(server, options, health, *how)
+                await nursery.start(operators.serve_address, options.admin)
+            nursery.start_soon(observers.calls.run)  # to the end: a shutdown has much to tell
+            await _serve(server, options, operators, observers, *how)
             nursery.cancel_scope.cancel()
 
 
 async def _serve(
     server: Servable,
     options: Options,
-    health: Health,
+    operators: Operators,
+    observers: Observers,
     fds: tuple[int, int] | None,
     sockets: Sockets,
     guard: Guard,
     exit: Exit,
     down: trio.Event,
 ) -> None:
-    notices = Notices(is_service=options.is_listening)
+    notices, health = Notices(is_service=options.is_listening), operators.health
+    patience = patience_of(options)
     async with (
+        standing_by(_file(options), options.standby_s, _addresses(options, sockets)) as standby,
         _open_journal(options, server.limits) as (journal, keys),
-        server.open(journal, keys.keyring, patience=patience_of(options)) as running,
+        open_webhooks(options, journal) as hooks,
+        server.open(
+            journal, keys.keyring, patience=patience, events=observers.events, hooks=hooks
+        ) as running,
         _ending(exit, running, notices, health),
         trio.open_nursery() as nursery,
     ):
+        standby.over()
         if server.scopes and options.is_listening and not options.auth.is_required:
             log.warning(
                 "tools that need scopes can be called over stdio alone: serve with --auth-tokens "
@@ -154,19 +163,29 @@ async def _serve(
             # After a shutdown the clients were told how all of their calls have ended.
             return {"ok": True} if running.engine.is_closing else None
 
-        stop = partial(_shut_down, running, nursery.cancel_scope, notices, health)
+        running.engine.before_departure = partial(_depart, options, exit, notices, health)
+        stop = partial(_shut_down, options, running, notices, health)
         nursery.start_soon(_stop_on_signal, stop, exit)
         nursery.start_soon(_stop_when_down, down, running, notices, health)
+        nursery.start_soon(_end, running, nursery.cancel_scope)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
             reload = partial(_reload, guard, keys, running, notices)
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
+        registry = Registry(journal, running.engine)
+        operators.add(
+            *api_routes(running, registry, options, nursery),
+            *observers.watch(running, journal, registry, nursery),
+            *observers.page(running, registry, operators.gate, nursery),
+        )
         if options.owned is not None:
+            await nursery.start(operators.serve_socket, options.owned)
             await nursery.start(_serve_relays, running, options, farewell)
+        at_ws, at_http = (_place(name, sockets, standby.sockets) for name in ("ws", "http"))
         if options.ws is not None:
-            await nursery.start(_serve_websocket, running, options, guard, sockets)
+            await nursery.start(_serve_websocket, running, options, guard, at_ws)
         if options.http is not None:
-            await nursery.start(_serve_http, running, options, guard, sockets)
+            await nursery.start(_serve_http, running, options, guard, at_http)
         health.why_not = lambda: running.engine.unready
         notices.ready()
         if fds is not None:
@@ -192,6 +211,7 @@ async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple
         lease_s=options.lease_s,
         replicas_acked=options.replicas_acked,
         key_file=options.key_file,
+        is_compact=options.compact,
     )
     with _owning(options):
         async with open_storage(place, limits) as (journal, keys):
@@ -245,26 +265,53 @@ async def _ending(
         notices.stopping()
 
 
-Stop = Callable[[signal.Signals], Awaitable[None]]
+Stop = Callable[[signal.Signals, float], Awaitable[None]]
 
 
 async def _stop_on_signal(stop: Stop, exit: Exit) -> None:
-    with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
-        async for number in signals:
-            await stop(signal.Signals(number))
+    is_first = True
+    async with trio.open_nursery() as nursery:
+        with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
+            async for number in signals:
+                grace_s = exit.grace_of(number) if is_first else 0.0
+                nursery.start_soon(stop, signal.Signals(number), grace_s)
+                is_first = False
 
 
 async def _shut_down(
+    options: Options,
     running: RunningServer,
-    scope: trio.CancelScope,
     notices: Notices,
     health: Health,
     number: signal.Signals,
+    grace_s: float = 0.0,
 ) -> None:
     health.stop()
+    if grace_s:
+        log.info("draining", signal=number.name, grace_s=grace_s)
+        await running.drain(grace_s)
+        return
     log.info("shutting down", signal=number.name)
     notices.stopping()
-    await running.engine.shut_down()
+    if running.engine.is_draining or is_awaited(_file(options)):
+        await running.drain(0)
+    else:
+        await running.engine.shut_down()
+
+
+async def _depart(
+    options: Options, exit: Exit, notices: Notices, health: Health, grace_s: float
+) -> None:
+    """Before a drain: see `Engine.before_departure`."""
+    exit.begin(END_OF_SIGNAL, grace_s)
+    health.stop()
+    notices.stopping()
+    await handing_over(_file(options))
+
+
+async def _end(running: RunningServer, scope: trio.CancelScope) -> None:
+    """End the process after a shutdown or a drain, whoever has begun it."""
+    await running.engine.ended.wait()
     scope.cancel()
 
 
@@ -307,7 +354,7 @@ async def _reload_on_hangup(
             if had_terminal and not _has_terminal():
                 exit.begin(END_OF_SIGNAL)
                 _leave_terminal(shown)
-                await stop(signal.SIGHUP)
+                await stop(signal.SIGHUP, 0.0)
                 return
             await reload()
 
@@ -329,11 +376,35 @@ def _has_terminal() -> bool:
     return True
 
 
+class _Place(NamedTuple):
+    """Sockets that listen already, if any; those of systemd listen for the next process, too."""
+
+    sockets: Sequence[socket.socket]
+    is_shared: bool
+
+
+def _place(name: str, of_systemd: Sockets, of_standby: Sockets) -> _Place:
+    given = of_systemd.get(name, ())
+    return _Place(given or of_standby.get(name, ()), bool(given))
+
+
+def _addresses(options: Options, sockets: Sockets) -> dict[str, tuple[str, int]]:
+    """Where to listen while the process waits for the journal."""
+    wanted = {"http": options.http, "ws": options.ws}
+    found = {name: parse_address(at) for name, at in wanted.items() if at and name not in sockets}
+    return {name: at for name, at in found.items() if at[1]}  # a free port is known to nobody yet
+
+
+def _file(options: Options) -> Path | None:
+    """The journal, if it is a file."""
+    return options.journal if options.store is None else None
+
+
 async def _serve_websocket(
     running: RunningServer,
     options: Options,
     guard: Guard,
-    sockets: Sockets,
+    place: "_Place",
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -345,15 +416,14 @@ async def _serve_websocket(
         ssl_context=guard.tls,
         admit=guard.admit_ws,
     )
-    taken = sockets.get("ws", ())
-    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, taken, task_status)
+    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, place, task_status)
 
 
 async def _serve_http(
     running: RunningServer,
     options: Options,
     guard: Guard,
-    sockets: Sockets,
+    place: "_Place",
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -368,9 +438,8 @@ async def _serve_http(
         ssl_context=guard.tls,
         admit=guard.admit_http,
     )
-    taken = sockets.get("http", ())
     await _listen(
-        listen, f"http{guard.s}", options.http, path, running, options, taken, task_status
+        listen, f"http{guard.s}", options.http, path, running, options, place, task_status
     )
 
 
@@ -381,7 +450,7 @@ async def _listen(
     path: str,
     running: RunningServer,
     options: Options,
-    sockets: Sequence[socket.socket],
+    place: "_Place",
     task_status: trio.TaskStatus[None],
 ) -> None:
     host, port = parse_address(address)
@@ -391,65 +460,17 @@ async def _listen(
         per_principal_max=running.limits.connections_per_principal_max,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
-        # Sockets of systemd go on listening for the next process.
-        sockets=sockets,
-        until=None if sockets else running.engine.leaving,
+        sockets=place.sockets,
+        is_shared=place.is_shared,
+        departure=running.engine.departure,
     )
     async with trio.open_nursery() as nursery:
         try:
             port = await nursery.start(serve_all, host, port)
         except OSError as error:
-            raise CannotServe(_why_not(address, error)) from error
-        log.info("listening", url=f"{_origin(scheme, host, port)}{path}")
+            raise CannotServe(why_not(address, error)) from error
+        log.info("listening", url=f"{origin(scheme, host, port)}{path}")
         task_status.started()
-
-
-async def _serve_admin(
-    address: str,
-    health: Health,
-    *,
-    task_status: trio.TaskStatus[None],
-) -> None:
-    """Serve `--admin` until cancelled."""
-    host, port = parse_address(admin_address(address))
-    async with trio.open_nursery() as nursery:
-        serve = partial(
-            http.serve,
-            admin_endpoint(health),
-            body_bytes_max=BODY_BYTES_MAX,
-            connections_max=CONNECTIONS_MAX,
-            allowed_hosts=None,  # probes send an address or nothing
-        )
-        try:
-            port = await nursery.start(serve, host, port)
-        except OSError as error:
-            raise CannotServe(_why_not(address, error)) from error
-        log.info("health", url=f"{_origin('http', host, port)}{READY_PATH}")
-        task_status.started()
-
-
-def _origin(scheme: str, host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{port}"
-
-
-def _why_not(address: str, error: OSError) -> str:
-    """Why the server cannot listen at an address, and what to do."""
-    host, _, port = address.rpartition(":")
-    if isinstance(error, socket.gaierror):
-        advice = f"the host {host} is unknown: write one of this machine's names or addresses"
-    elif error.errno == errno.EADDRINUSE:
-        advice = (
-            f"another process listens there (`lsof -i :{port}` shows it): stop that one, or serve "
-            f"at another port; {host}:0 takes a free one, which the log names"
-        )
-    elif error.errno == errno.EADDRNOTAVAIL:
-        advice = "this machine has no such address: use 127.0.0.1, or 0.0.0.0 for all that it has"
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        advice = "this user may not take that port: use one above 1023"
-    else:
-        advice = "listen at another address"
-    return f"{address}: cannot listen there: {error.strerror or error}: {advice}."
 
 
 async def _serve_relays(

@@ -20,6 +20,7 @@ EXTENSION: Final = "mcp-streams/v1"
 ACK: Final = "notifications/stream/ack"
 KEY: Final = "mcp-streams/idempotencyKey"  # in the `_meta` of a call's params
 KEY_LETTERS_MAX: Final = 200
+WEBHOOK: Final = "mcp-streams/webhook"  # in the same place: where events of the call are sent
 _KEY: Final = KEY.encode()
 _PLACES: Final = frozenset(["extensions", "experimental"])  # of a client's capabilities
 _DIALECT_NAMES: Final = frozenset(each.capability for each in DIALECTS.values() if each.capability)

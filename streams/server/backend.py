@@ -20,7 +20,7 @@ from streams.exchange import Scopes
 from streams.limits import Overflow
 from streams.messages import Message, RequestId
 from streams.protocol.clients import ClientInfo
-from streams.protocol.extension import KEY
+from streams.protocol.extension import KEY, WEBHOOK
 from streams.server.caller import CallerInfo
 
 # Newest first. A client that initializes with an unknown revision is offered the newest one.
@@ -119,6 +119,7 @@ class Meta(msgspec.Struct, rename="camel"):
 
     progress_token: ProgressToken | None = None
     key: Any = msgspec.field(name=KEY, default=msgspec.UNSET)
+    webhook: Any = msgspec.field(name=WEBHOOK, default=msgspec.UNSET)
 
 
 class CallTool(msgspec.Struct):

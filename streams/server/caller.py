@@ -47,6 +47,7 @@ class _Kept(msgspec.Struct):
     scopes: frozenset[str] | None
     claims: str  # JSON, by `json`: its numbers may be of any size
     client: ClientInfo | None
+    trace: str = ""  # the `traceparent` of the call's first span, if it is traced
 
 
 class CallerInfo(msgspec.Struct, frozen=True):
@@ -96,6 +97,20 @@ class CallerInfo(msgspec.Struct, frozen=True):
             except ValueError as error:
                 log.warning("the caller of a restarted call cannot be read", why=str(error))
         return cls(name, None if name.startswith("os(") else frozenset(), NO_CLAIMS, None)
+
+
+def with_trace(kept: bytes, traceparent: str) -> bytes:
+    """A caller as the journal keeps it, with the context of the span of its call."""
+    found = msgspec.msgpack.decode(kept, type=_Kept)
+    return msgspec.msgpack.encode(msgspec.structs.replace(found, trace=traceparent))
+
+
+def trace_in(kept: bytes) -> str:
+    """The `traceparent` that was kept with a caller; "" without one."""
+    try:
+        return msgspec.msgpack.decode(kept, type=_Kept).trace if kept else ""
+    except ValueError:
+        return ""  # `kept_as` tells what cannot be read
 
 
 def _parts(name: str) -> tuple[str | None, str | None]:

@@ -244,7 +244,7 @@ class Handlers:
             with self._confined:
                 return await self._run(tool, work, stream)
         except BaseException as error:
-            told = self.failure("a tool", error, tool.name)
+            told = self.failure("a tool", error, tool.name, stream=stream.id[:8])
             await let_pass(error)
             return error_result(told)
         finally:
@@ -252,8 +252,10 @@ class Handlers:
             if call is not None:
                 call.end()
 
-    def failure(self, what: str, error: BaseException, name: str) -> str:
+    def failure(self, what: str, error: BaseException, name: str, **details: str) -> str:
         """Log an exception of the author's code; returns what its client is told.
+
+        The line of the log has these details, such as the stream of a call.
 
         With `mask_errors` that is the text of each `ToolError`. For all others it is one neutral
         sentence, with an id that the log has too.
@@ -263,11 +265,11 @@ class Handlers:
         is_masked = self._masks_errors and len(named) < len(told)
         number = {"id": new_id()[:8]} if is_masked else {}
         if len(named) == len(told):
-            log.info(f"{what} reports an error", tool=name, why=text_of(error))
+            log.info(f"{what} reports an error", tool=name, why=text_of(error), **details)
         elif not is_masked and all(is_kind(each, StreamsError) for each in told):
-            log.warning(f"{what} gave up", tool=name, why=text_of(error))
+            log.warning(f"{what} gave up", tool=name, why=text_of(error), **details)
         elif is_failure(error):
-            log_failure(f"{what} failed", error, tool=name, **number)
+            log_failure(f"{what} failed", error, tool=name, **number, **details)
         if not is_masked:
             return text_of(error)
         masked = f"{name} failed: the log of the server says why, under the id {number['id']}."

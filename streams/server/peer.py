@@ -346,7 +346,7 @@ class Peer:
             connection.reply(messages.result(message.id, begun))
             return
         _check_length(begun.progress_token, "_meta.progressToken")
-        await self._engine.make_room(self.session.principal)
+        await self._engine.make_room(self.session)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         self._start(begun, received, line, connection, origin=message)
 
@@ -385,6 +385,8 @@ class Peer:
         if token is not None:
             await self._deliver_page(message, token, params.meta.progress_token, connection)
             return
+        if params.meta.webhook is not msgspec.UNSET:
+            self._engine.check_webhook(params.meta.webhook, self.session.principal)
         patience = self._guests.patience
         if patience is not None:
             received = self._received(message, line)
@@ -528,7 +530,7 @@ class Peer:
         mark: Mark | None = None,
     ) -> None:
         assert isinstance(message.id, int | str)
-        await self._engine.make_room(self.session.principal)
+        await self._engine.make_room(self.session)
         self.session.checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         # With a mark, `line` differs from `message`.
@@ -559,19 +561,23 @@ class Peer:
         assert isinstance(request_id, int | str)
         word = self._guests.resumes[method]
         intent = await self._work(line, partial(word.read, message.params))
-        stream = await self._engine.operations.find(self.session, intent)
-        if intent.token is None:
-            # The same principal may have bearer tokens with fewer scopes than the call needed. A
-            # resume token needs no scopes: having it is enough.
-            self._guest.check_resume(stream.record.origin, connection.channel.scopes)
-        self._engine.operations.resume(
-            connection,
-            stream,
-            intent,
-            reply_id=request_id,
-            speaks=self.session.settings.dialects or dialects.speakers_of(method),
-            takes_over=word.takes_over,
-        )
+        try:
+            stream = await self._engine.operations.find(self.session, intent)
+            if intent.token is None:
+                # The same principal may have bearer tokens with fewer scopes than the call needed.
+                # A resume token needs no scopes: having it is enough.
+                self._guest.check_resume(stream.record.origin, connection.channel.scopes)
+            self._engine.operations.resume(
+                connection,
+                stream,
+                intent,
+                reply_id=request_id,
+                speaks=self.session.settings.dialects or dialects.speakers_of(method),
+                takes_over=word.takes_over,
+            )
+        except Refusal as refused:
+            self._engine.tell_refused(refused, connection.transport)
+            raise
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
         word = self._guests.polls[str(message.method)]

@@ -10,6 +10,8 @@ import trio
 from streams import messages
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
+from streams.engine.events import Events
+from streams.engine.hooks import Hooks
 from streams.engine.posts import Notice
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
@@ -44,6 +46,14 @@ class RunningServer:
     def running_tools(self) -> Sequence[str]:
         """The names of the tools whose calls have not ended."""
         return self._backend.running_tools
+
+    async def drain(self, grace_s: float) -> None:
+        """Take no new calls, let those that run end within `grace_s` seconds, and shut down.
+
+        Calls that a restart continues are not waited for. A second `drain` can only end the first
+        one earlier. `serve` ends its process then.
+        """
+        await self.engine.drain(grace_s)
 
     async def serve(self, channel: Channel) -> None:
         """Serve one connection until it ends."""
@@ -95,11 +105,15 @@ async def open_backend(
     require_resume_token: bool = False,
     announce_after_s: float = DEFERRAL_S,
     patience: PatienceSettings | None = None,
+    events: Events | None = None,
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Take over the journal's streams and run a backend, for the length of a block.
 
     Leaving the block shuts the server down within 4 s. The settings are those of `Server`.
-    `patience` is for clients that do not wait for long (`streams.server.patience`).
+    `patience` is for clients that do not wait for long (`streams.server.patience`). `events` may
+    have listeners already, which then hear of the calls that a restart has interrupted. `hooks`
+    makes webhooks (`streams.webhooks`).
     """
     limits = limits or Limits()
     layer = None
@@ -115,6 +129,8 @@ async def open_backend(
             require_token=require_resume_token,
             restart_handler=backend.restart_handler,
             deferral_s=announce_after_s,
+            events=events,
+            hooks=hooks,
         ) as engine,
     ):
         if layer is not None:

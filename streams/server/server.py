@@ -11,6 +11,8 @@ from typing import Any, Final, TypeVar, Unpack, overload
 import trio
 
 from streams import messages
+from streams.engine.events import Events
+from streams.engine.hooks import Hooks
 from streams.engine.notices import resource_updated
 from streams.engine.posts import Notice
 from streams.engine.streams import DEFERRAL_S
@@ -339,13 +341,20 @@ class Server:
 
     @asynccontextmanager
     async def open(
-        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
+        self,
+        journal: Journal,
+        keyring: Keyring,
+        *,
+        patience: PatienceSettings | None = None,
+        events: Events | None = None,
+        hooks: Hooks | None = None,
     ) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
 
         `patience` is for clients that do not wait for long (`streams.backends.PatienceSettings`).
-        Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
-        `LifespanFailed` where that fails.
+        `events` (`streams.engine.events`) tell what happens to calls; listen to them before.
+        `hooks` makes webhooks (`streams.webhooks`). Leaving the block shuts the server down within
+        4 s, and then leaves the lifespan. Raises `LifespanFailed` where that fails.
         """
         if not trio.lowlevel.in_trio_task():
             raise RuntimeError(
@@ -361,6 +370,8 @@ class Server:
             require_resume_token=self.require_resume_token,
             announce_after_s=self.announce_after_s,
             patience=patience,
+            events=events,
+            hooks=hooks,
         ) as running:
             self._running.add(running)
             try:

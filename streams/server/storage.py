@@ -34,6 +34,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = LEASE_S
     replicas_acked: int = 0
     key_file: Path | None = None
+    is_compact: bool = False  # of a file
 
 
 class Keys:
@@ -115,6 +116,7 @@ async def open_storage(place: Place, limits: Limits) -> AsyncIterator[tuple[Jour
             durability=place.durability,
             bytes_max=limits.journal_bytes_max or None,
             anonymous_bytes_max=limits.anonymous_bytes_max or None,
+            is_compact=place.is_compact,
         ) as journal:
             yield journal, await _keys_of_file(place.key_file, key_path(path))
 

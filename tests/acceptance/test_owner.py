@@ -218,7 +218,8 @@ def test_nobody_else_can_read_the_files(spawn: Spawn, gate: Gate, journal: Path)
         path.name.removeprefix(journal.name): path.stat().st_mode & 0o777
         for path in journal.parent.glob(f"{journal.name}*")
     }
-    assert modes == dict.fromkeys(("", "-wal", "-shm", ".key", ".lock", ".log", ".sock"), 0o600)
+    names = ("", "-wal", "-shm", ".key", ".lock", ".log", ".sock", ".ops")
+    assert modes == dict.fromkeys(names, 0o600)
 
 
 # The owner goes away

@@ -14,6 +14,8 @@ import trio
 
 from streams import Call, Server
 from streams.backends import PatienceSettings
+from streams.engine.events import Events
+from streams.engine.hooks import Hooks
 from streams.exchange import Channel
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
@@ -209,10 +211,13 @@ async def open_house(
     journal: Journal | None = None,
     keyring: Keyring | None = None,
     patience: PatienceSettings | None = None,
+    events: Events | None = None,
+    hooks: Hooks | None = None,
 ) -> AsyncIterator[House]:
     journal = MemoryJournal() if journal is None else journal
+    keyring = keyring or Keyring.load(None)
     async with (
-        server.open(journal, keyring or Keyring.load(None), patience=patience) as running,
+        server.open(journal, keyring, patience=patience, events=events, hooks=hooks) as running,
         trio.open_nursery() as nursery,
     ):
         yield House(running, journal, nursery)

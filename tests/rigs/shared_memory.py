@@ -7,7 +7,7 @@ it. Nothing in it is random, so a test under trio's mock clock runs the same way
 import copy
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Final
 
@@ -20,10 +20,12 @@ from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change, Create, Outcome, Record, Restore
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.webhooks import SaveWebhook, Webhook
 from streams.messages import Run
 
 LEASE_S: Final = 2.0
 CLAIMED_AT_ONCE: Final = 2  # streams: few, so that a claim of a test takes several calls
+KEPT_S: Final = 5.0  # a store loses less
 SKIPPED: Final = 10_000  # numbers: more than an owner uses within what a store may lose
 
 _number = attrgetter("number")
@@ -190,6 +192,9 @@ class SharedMemoryJournal:
         self._is_all = False
         self._has_released = False
         self._wake = trio.Event()
+        self._epoch = store.epoch
+        self._claims: dict[float, list[Record]] = {}  # the newest, by trio's time
+        self.put_back: Sequence[Record] = ()  # claims, at the last renewal
 
     @property
     def replica(self) -> str:
@@ -210,6 +215,7 @@ class SharedMemoryJournal:
             store.free([record for record in store.owned_by(owner) if record.due_at is not None])
         resident = [record for record in store.owned_by(owner) if record.due_at is None]
         claimed = [store.give(record, self._replica) for record in resident[:CLAIMED_AT_ONCE]]
+        self._note_claims(claimed)
         store.pass_posts(owner, self._replica, claimed)
         if owner and not claimed:
             store.posts.pop(owner, None)
@@ -227,7 +233,26 @@ class SharedMemoryJournal:
             return None
         self._store.posts.setdefault(self._replica, [])  # a store that has gone back lacks it
         self._store.renew(self._replica)
+        self.put_back = self._put_claims_back()
         return dict(self._store.counts)
+
+    def _note_claims(self, claimed: Sequence[Record]) -> None:
+        self._claims.setdefault(trio.current_time(), []).extend(claimed)
+
+    def _put_claims_back(self) -> list[Record]:
+        """Tell a store that has gone back of the claims which it has lost, and return them."""
+        store, put_back = self._store, []
+        if store.epoch == self._epoch:
+            since = trio.current_time() - KEPT_S
+            self._claims = {at: each for at, each in self._claims.items() if at > since}
+            return []
+        self._epoch = store.epoch
+        for record in chain(*self._claims.values()):
+            known = store.records.get(record.stream)
+            if known is not None and known.fence < record.fence:
+                self._commit_one(Restore(record.fence, record))
+                put_back.append(store.records[record.stream])
+        return put_back
 
     async def release(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -249,6 +274,7 @@ class SharedMemoryJournal:
         if record is None or record.owner:
             return record
         taken = self._store.give(record, self._replica)
+        self._note_claims([taken])
         self._store.pass_posts("", self._replica, [taken])
         return taken
 
@@ -314,6 +340,19 @@ class SharedMemoryJournal:
 
     async def count_sessions(self, principal: str | None = None) -> int:
         return await self._store.kept.count_sessions(principal)
+
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        return await self._store.kept.webhooks(limit=limit)
+
+    async def count_webhooks(self) -> int:
+        return await self._store.kept.count_webhooks()
+
+    async def take_webhooks(self, now: float, until: float, *, limit: int) -> Sequence[Webhook]:
+        taken = await self._store.kept.take_webhooks(now, until, limit=limit)
+        postponed = [msgspec.structs.replace(each, due_at=until) for each in taken]
+        for each in postponed:
+            self._store.kept._commit_one(SaveWebhook(each))
+        return postponed
 
     async def aclose(self) -> None:
         """Leave the store. The streams of this replica stay its own until they are claimed."""

@@ -129,6 +129,22 @@ SCHEMA_4 = """
 """
 
 
+# The statements of the release that had a log, and of the one that restarted calls.
+SCHEMA_5 = """
+    PRAGMA user_version = 5;
+    INSERT INTO "_sqlite_migrations"
+        VALUES (5, 'mcp-streams', 'log', '2026-11-22 03:02:11.143271+00:00');
+    CREATE TABLE "log" ("id" INTEGER PRIMARY KEY, "body" BLOB NOT NULL);
+"""
+SCHEMA_6 = """
+    PRAGMA user_version = 6;
+    INSERT INTO "_sqlite_migrations"
+        VALUES (6, 'mcp-streams', 'restart', '2026-11-22 07:40:52.043531+00:00');
+    ALTER TABLE "progress" ADD COLUMN "restart" BLOB;
+"""
+SCHEMAS = (SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4, SCHEMA_5, SCHEMA_6)
+
+
 def make_journal_of_schema(version: int, path: Path) -> Path:
     """A closed journal with `record()` and two lines of it, in WAL mode like all journals.
 
@@ -136,7 +152,7 @@ def make_journal_of_schema(version: int, path: Path) -> Path:
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as made:
         made.execute("PRAGMA journal_mode = WAL")
-        for schema in (SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4)[:version]:
+        for schema in SCHEMAS[:version]:
             made.executescript(schema)
     return path
 

@@ -218,7 +218,13 @@ class ReplicaJournal:
         return await self._ask(partial(self.inner.owned, after=after, limit=limit))
 
     async def renew(self) -> Mapping[str, int] | None:
-        return await self._ask(self.inner.renew)
+        async def renew() -> Mapping[str, int] | None:
+            counts = await self.inner.renew()
+            for record in self.inner.put_back:
+                self._ledger.restored(Restore(record.fence, record), record)
+            return counts
+
+        return await self._ask(renew)
 
     async def release(self) -> None:
         await self._ask(self.inner.release)

@@ -8,6 +8,8 @@ from tests.simulation.plan import forgetful, lossless
 from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import simulate
 
+# The seeds with which the search for a rare one begins: those before take a minute in vain.
+FIRST: Final = {"a_wake_up_is_lost": 40}
 SEEDS: Final = 60  # seeds in which each mistake shows; a late pong that counts is the rarest
 
 
@@ -19,8 +21,9 @@ def test_a_planted_mistake_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHARED_PLANTS)
 def test_a_planted_mistake_of_replicas_is_found(name: str) -> None:
+    seeds = lossless(FIRST.get(name, 0), SEEDS)
     with planted(name):
-        assert any(simulate(seed, is_shared=True).violations for seed in lossless(0, SEEDS))
+        assert any(simulate(seed, is_shared=True).violations for seed in seeds)
 
 
 @pytest.mark.parametrize("name", FORGETFUL_PLANTS)

@@ -53,7 +53,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def source(written: Written, tmp_path: Path) -> Path:
     """A copy of these files, which a test may change."""
     folder = tmp_path / "source"
-    shutil.copytree(written.journal.parent, folder, ignore=shutil.ignore_patterns("*.sock"))
+    shutil.copytree(
+        written.journal.parent, folder, ignore=shutil.ignore_patterns("*.sock", "*.ops")
+    )
     return folder / written.journal.name
 
 

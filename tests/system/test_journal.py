@@ -23,6 +23,7 @@ from streams.journal.records import Ack, Append, Change, Close, Create, Evict, O
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
 from streams.journal.sqlite.backup import back_up, export_streams
+from streams.journal.sqlite.export import Lines
 from streams.journal.sqlite.verify import inspect
 from streams.keys import Keyring, hashed
 from streams.messages import Run
@@ -81,9 +82,9 @@ def exported(path: Path) -> dict[int, list[Any]]:
     """The part of each stream that can be saved, as lines of JSON, header and all."""
     found: dict[int, bytearray] = {}
 
-    def on_stream(number: int) -> Any:
+    def on_stream(number: int) -> Lines:
         found[number] = bytearray()
-        return found[number].extend
+        return Lines(found[number].extend)
 
     export_streams(path, on_stream, lambda done, total: None)
     return {
@@ -165,6 +166,47 @@ def test_an_export_to_a_folder_has_a_private_file_for_each_stream(
     again = command("export", journal, "--to", tmp_path / "out")
     assert again.returncode == 2
     assert "is there already: name a new folder" in again.stderr
+
+
+def test_an_export_to_tables_has_a_row_for_each_message(
+    command: Command, journal: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.db"
+    done = command("export", journal, "--sqlite", out)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert stat.S_IMODE(out.stat().st_mode) == 0o600
+    with closing(sqlite3.connect(out)) as tables:
+        tables.row_factory = sqlite3.Row
+        calls = {row["stream"]: row for row in tables.execute("SELECT * FROM calls")}
+        rows = tables.execute("SELECT * FROM messages ORDER BY stream, seq").fetchall()
+    assert list(calls) == list(range(1, STREAMS + 1))
+    assert (calls[5]["tool"], calls[5]["method"]) == ("build", "tools/call")
+    assert (calls[7]["outcome"], calls[5]["sha256"]) == ("abandoned", hashed("stream-5"))
+    for number, (_, *saved) in messages_of(journal).items():
+        theirs = [row for row in rows if row["stream"] == number]
+        seqs = [row["seq"] for row in theirs]
+        assert seqs == list(range(calls[number]["confirmed"] + 1, calls[number]["last"] + 1))
+        assert [json.loads(row["json"]) for row in theirs] == saved
+    assert {(row["kind"], row["method"]) for row in rows} == {
+        ("notification", "notifications/message")
+    }
+    again = command("export", journal, "--sqlite", out)
+    assert again.returncode == 2
+    assert "is there already: name a new file" in again.stderr
+    both = command("export", journal, "--sqlite", out, "--to", tmp_path / "folder")
+    assert both.returncode == 2
+
+
+def test_tables_tell_which_messages_are_lost(command: Command, copy: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(copy)) as damaged, damaged:
+        damaged.execute("DELETE FROM runs WHERE stream = 2")
+    out = tmp_path / "out.db"
+    assert command("export", copy, "--sqlite", out).returncode == 1
+    with closing(sqlite3.connect(out)) as tables:
+        lost = tables.execute(
+            "SELECT count(*) FROM messages WHERE stream = 2 AND kind = 'missing' AND json IS NULL"
+        )
+        assert lost.fetchone()[0] > 0
 
 
 def test_wherever_a_byte_is_flipped_it_is_found_or_has_hurt_nothing(

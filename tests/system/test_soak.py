@@ -12,6 +12,8 @@ from benchmarks import soak
 from benchmarks.flat import BOUNDS, MIB, WARM_UP, Sample, Series, verdict
 from benchmarks.soak import Report
 from benchmarks.soak_day import HABITS
+from benchmarks.watched import Cost
+from benchmarks.watched import Report as Watched
 from tests.rigs import HERE, ROOT
 from tests.rigs.command import run
 from tests.wire.process import wait_until
@@ -114,6 +116,26 @@ def test_everything_is_done_and_every_message_is_right(tmp_path: Path) -> None:
     assert [one["name"] for one in told["series"]] == list(BOUNDS)
     assert json.loads((tmp_path / "soak.json").read_text()) == told
     assert [path.name for path in tmp_path.iterdir()] == ["soak.json"], "no journal is left"
+
+
+def test_what_it_costs_to_watch_a_server_is_measured() -> None:
+    done = run(
+        *("--minutes", "0.1", "--seed", "3", "--json"),
+        command=(sys.executable, "-m", "benchmarks.watched"),
+        within_s=100.0,
+    )
+    assert done.returncode in (0, 1), done  # so short a day tells little of the cost
+    told = json.loads(done.stdout)
+    assert told["failures"] == []
+    assert min(told[name]["actions"] for name in ("plain", "watched")) > 0
+
+
+def test_watching_may_cost_little() -> None:
+    plain = Cost(actions=100, cpu_s=1.0, resident_bytes=64 * MIB)
+    assert Watched(1, 3, plain, Cost(100, 1.04, 73 * MIB), []).is_good
+    assert not Watched(1, 3, plain, Cost(100, 1.06, 73 * MIB), []).is_good
+    assert not Watched(1, 3, plain, Cost(100, 1.04, 75 * MIB), []).is_good
+    assert not Watched(1, 3, plain, Cost(100, 1.04, 73 * MIB), ["calls: Lost()"]).is_good
 
 
 def test_ctrl_c_ends_a_day_that_was_too_short_to_tell(tmp_path: Path) -> None:

@@ -230,6 +230,7 @@ def test_an_owner_that_cannot_start_says_why_without_the_password(state: Path, s
         (("serve", APP, "--journal=redis://h", "--lease=0"), "--lease: write seconds, 0.1 to"),
         (("serve", APP, "--journal=redis://h", "--lease=2d"), "--lease: write seconds, 0.1 to"),
         (("serve", APP, "--journal=redis://h", "--replicas-acked=-1"), "write a number, 0 to"),
+        (("serve", APP, "--keep-completed=-1"), "--keep-completed: write seconds, above 0"),
         (("backup", "redis://:hunter2@h/0", "to.db"), "has the backups of its own server"),
         (("backup", "a.db", "redis://:hunter2@h/0"), "mcp-streams copy"),
     ],

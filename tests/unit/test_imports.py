@@ -5,7 +5,7 @@ import pytest
 from tests.imports import PICTURE, Graph, circles, floors, modules, picture, rooms
 from tests.rigs import ROOT
 
-ROOMS_MAX = 39
+ROOMS_MAX = 43
 FLOORS_MAX = 10
 
 

@@ -1,15 +1,28 @@
 """The library's log, as a program has it that imports the library and configures nothing."""
 
+import json
 import logging
 import os
+import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 import structlog
 
+from streams.clock import steady
 from streams.keys import Keyring, new_bearer, new_id
-from streams.logs import CONTROLS, log, log_to_stderr, redacted, settings
+from streams.logs import (
+    CONTROLS,
+    EXCEPTION_BYTES_MAX,
+    STANDARD_ERROR,
+    WAITING_BYTES_MAX,
+    log,
+    log_to_stderr,
+    redacted,
+    settings,
+)
 
 
 def test_warnings_go_to_standard_error_and_nothing_to_standard_output(
@@ -147,3 +160,170 @@ def test_the_log_itself_strikes_secrets_out(capfd: pytest.CaptureFixture[str]) -
     except ValueError:
         log.exception("a tool failed", given=secret)
     assert secret not in capfd.readouterr().err
+
+
+@pytest.fixture
+def json_lines() -> Iterator[None]:
+    log_to_stderr(as_json=True)
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("json_lines")
+@pytest.mark.parametrize(
+    "said",
+    [
+        "authorization=é12345678",
+        "é" + "aB" * 23,
+        "authorization:\tabcdefghij",
+        'bearer "\\x12345678',
+    ],
+)
+def test_a_line_of_json_is_one_also_without_its_secrets(
+    capfd: pytest.CaptureFixture[str], said: str
+) -> None:
+    several = [{said: (said, said.encode())}]
+    log.exception(said, exc_info=ValueError(said), tool=said, several=several, share=float("nan"))
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["share"] == "nan"
+
+
+@pytest.mark.usefixtures("json_lines")
+def test_values_within_values_are_redacted(capfd: pytest.CaptureFixture[str]) -> None:
+    secret = new_bearer()
+    log.warning(
+        "x", a=[{"b": (secret, secret.encode())}], c={"Authorization": "Basic dXNlcjpwYXNz"}
+    )
+    line = capfd.readouterr().err
+    assert secret not in line
+    assert "dXNlcjpwYXNz" not in line
+    assert json.loads(line)["c"] == {"Authorization": "Basic [redacted]"}
+
+
+FORGED = "2026-01-01T00:00:00.000Z [warning  ] forged"
+
+
+@pytest.mark.parametrize("text", [f"\n{FORGED}" * 9, f"\n{FORGED}" * 9_000, FORGED * 9_000])
+def test_an_exception_forges_no_line_and_is_bounded(
+    capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    log.exception("a tool failed", exc_info=ValueError(text))
+    told = capfd.readouterr().err
+    first, *others = told.splitlines()
+    assert "a tool failed" in first
+    assert all(line.startswith("    ") for line in others)
+    assert len(told) < EXCEPTION_BYTES_MAX + 200
+    assert ("left out" in told) is (len(text) > EXCEPTION_BYTES_MAX)
+
+
+def test_a_secret_at_the_cut_is_redacted(capfd: pytest.CaptureFixture[str]) -> None:
+    for before in range(EXCEPTION_BYTES_MAX // 2 - 150, EXCEPTION_BYTES_MAX // 2, 8):
+        words = "x " * (before // 2)
+        said = f"{words}bearer abcdefghijkl {words * 3} bearer abcdefghijkl {words}"
+        log.exception("a tool failed", exc_info=ValueError(said))
+        told = capfd.readouterr().err
+        assert "defghi" not in told
+        assert "left out" in told
+
+
+@contextmanager
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Standard error is a pipe; its other end."""
+    ours, theirs = os.pipe()
+    with os.fdopen(theirs, "w") as pipe:
+        monkeypatch.setattr(sys, "stderr", pipe)
+        yield ours
+        with suppress(OSError):
+            os.close(ours)
+        STANDARD_ERROR.finish(9.0)
+        monkeypatch.undo()
+
+
+def _read_until(fd: int, end: bytes) -> bytes:
+    said = b""
+    while end not in said:
+        said += os.read(fd, 1 << 16)
+    return said
+
+
+def test_a_pipe_that_is_not_read_holds_up_nothing_and_keeps_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with unread(monkeypatch) as ours:
+        for number in range(20):
+            log.warning("a long line", number=number, text="x" * 20_000)
+        log.warning("the last line")
+        assert STANDARD_ERROR.is_waiting
+        lines = _read_until(ours, b"the last line").decode().splitlines()
+        assert [line.count("x") >= 20_000 for line in lines] == [True] * 20 + [False]
+        assert [f"number={number}" in line for number, line in enumerate(lines[:-1])] == [True] * 20
+
+
+def test_lines_beyond_the_limit_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with unread(monkeypatch) as ours:
+        for _ in range(60):
+            log.warning("a long line", text="x" * (WAITING_BYTES_MAX // 40))
+        said = _read_until(ours, b"standard error was not read")
+        said += b"" if b"lines=" in said else _read_until(ours, b"lines=")
+        lost = 60 - said.count(b"a long line")
+        assert lost > 10
+        assert f"lines={lost}".encode() in said
+
+
+def test_a_reader_that_goes_frees_the_lines_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with unread(monkeypatch) as ours:
+        for _ in range(20):
+            log.warning("a long line", text="x" * 20_000)
+        assert STANDARD_ERROR.is_waiting
+        os.close(ours)
+        STANDARD_ERROR.finish(9.0)
+        assert not STANDARD_ERROR.is_waiting
+
+
+LOGS_MUCH = """
+from streams.logs import log
+for _ in range(20):
+    log.warning("a long line", text="x" * 20_000)
+log.warning("the last line")
+"""
+
+
+def test_the_end_of_the_process_writes_the_lines_that_wait() -> None:
+    told = subprocess.run([sys.executable, "-c", LOGS_MUCH], stderr=subprocess.PIPE, check=True)
+    assert told.stderr.count(b"a long line") == 20
+    assert b"the last line" in told.stderr
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_standard_error_that_was_never_open_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    log_to_stderr(as_json=as_json)
+    try:
+        log.warning("a tool gave up")
+    finally:
+        structlog.reset_defaults()
+    assert not STANDARD_ERROR.is_waiting
+
+
+@pytest.mark.parametrize("text", ["a-" * 100_000, "A-" * 100_000, "a " * 100_000])
+def test_long_words_are_searched_in_a_moment(text: str) -> None:
+    began_at = steady()
+    redacted(None, "", text)
+    assert steady() - began_at < 20  # it was minutes
+
+
+def test_the_command_starts_with_a_closed_standard_error() -> None:
+    code = (
+        "import os, sys; from streams.cli import main; sys.argv[1:] = ['--help']\n"
+        "try: main()\n"
+        "finally: print(os.readlink('/proc/self/fd/2'), sys.stderr.name)"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert told.stdout.endswith("/dev/null /dev/null\n")

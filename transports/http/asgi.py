@@ -106,7 +106,8 @@ class AsgiRequests:
         caller = await self._admit(head) if self._admit is not None else None
         limit = self._screen(Request(head.method, head.path, head.headers, b"", caller))
         body = await _body(head, receive, self._body_bytes_max if limit is None else limit)
-        return Request(head.method, head.path, head.headers, body, caller)
+        query = scope.get("query_string", b"").decode("latin-1")
+        return Request(head.method, head.path, head.headers, body, caller, query)
 
     def _head(self, scope: Mapping[str, Any]) -> Head:
         given: list[tuple[bytes, bytes]] = list(scope["headers"])

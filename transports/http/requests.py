@@ -235,7 +235,7 @@ class Requests:
     def _complete(self) -> Request:
         if len(self._body.rstrip(b"\r\n")) > self._limit:
             raise self._too_large()
-        request = Request(*self._told(), bytes(self._body))
+        request = Request(*self._told(), bytes(self._body), query=self._target.partition("?")[2])
         self._is_alone = not self._is_chunked or "close" in _listed(self._fields, "connection")
         self._plain = self._h11 = self._head = None
         self._fed_bytes = 0
@@ -246,12 +246,19 @@ class Requests:
     def _told(self) -> tuple[str, str, dict[str, str]]:
         """Method, path and headers of a head."""
         if self._plain is not None:
-            method, target = self._plain.method, self._plain.target
+            method = self._plain.method
         else:
             assert self._head is not None
-            method, target = self._head.method.decode(), self._head.target.decode()
+            method = self._head.method.decode()
         headers = {name: ", ".join(values) for name, values in self._fields.items()}
-        return method, _path_of(target), headers
+        return method, _path_of(self._target), headers
+
+    @property
+    def _target(self) -> str:
+        if self._plain is not None:
+            return self._plain.target
+        assert self._head is not None
+        return self._head.target.decode()
 
     @property
     def cors(self) -> Headers:
@@ -266,6 +273,10 @@ class Requests:
         head = self._composed(status, headers, framing)
         self._is_answered = True
         return head + body if self._may_have_body else head
+
+    def close(self) -> None:
+        """The connection ends with the response that follows."""
+        self._is_alone = True
 
     def begin(self, status: int, headers: Headers) -> bytes:
         """The head of a response of unknown length: chunked, or until the connection closes."""

@@ -6,7 +6,7 @@ that may hang up meanwhile. `transports.http.requests` has the protocol.
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Unpack
 
 import msgspec
@@ -14,7 +14,17 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Caller, Endpoint, Head, Headers, HttpError, Request, Responder, Screen
+from streams.exchange import (
+    Caller,
+    Departure,
+    Endpoint,
+    Head,
+    Headers,
+    HttpError,
+    Request,
+    Responder,
+    Screen,
+)
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
@@ -65,7 +75,11 @@ async def serve(
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)
-    await listener.serve(_Server(listener, endpoint, body_bytes_max, screen).serve_connection)
+    server = _Server(listener, endpoint, body_bytes_max, screen)
+    async with trio.open_nursery() as nursery:
+        if listener.departure is not None:
+            nursery.start_soon(server.end_idle, listener.departure)
+        await listener.serve(server.serve_connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +90,32 @@ class _Server:
     endpoint: Endpoint
     body_bytes_max: int
     screen: Screen | None
+    idle: dict[trio.CancelScope, None] = field(default_factory=dict)  # between two requests
+
+    async def end_idle(self, departure: Departure) -> None:
+        """Close the connections that wait for a next request, once the departure begins."""
+        await departure.begun()
+        for patience in self.idle:
+            patience.cancel()
 
     async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
         # The peer may hang up during the handshake or a refusal. Errors of an endpoint are caught
         # in `_answer`.
-        with suppress(trio.BrokenResourceError, OSError):
+        debt = _Debt(self.listener.departure)
+        with suppress(trio.BrokenResourceError, OSError), debt:
             stream = None
             with trio.move_on_after(HANDSHAKE_S):
                 stream = await self.listener.secure(tcp)
             if stream is not None:
-                await self._serve_requests(_Connection(stream, tcp, nursery))
+                await self._serve_requests(_Connection(stream, tcp, nursery, debt))
 
     async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
+        patience = trio.CancelScope()  # for all requests, with the deadline of what is waited for
         try:
             self.listener.check_room(connection.tcp)
-            # One scope for all requests, with the deadline of what is waited for.
-            with trio.CancelScope() as patience:
+            with patience:
                 await self._serve_in_turn(connection, requests, patience)
             if patience.cancelled_caught and requests.phase is not Phase.NOTHING:
                 raise _incomplete()
@@ -102,6 +124,7 @@ class _Server:
             refused.headers = (*refused.headers, *requests.cors)
             await connection.refuse(refused)
         finally:
+            self.idle.pop(patience, None)
             connection.end()
 
     async def _serve_in_turn(
@@ -121,7 +144,7 @@ class _Server:
                 refused.request_id = messages.salvage_id(request.body)
                 raise
             await connection.unwatch()
-            if not requests.next_cycle():
+            if not requests.next_cycle() or connection.debt.is_last:
                 await connection.close_gracefully()
                 return
             phase = Phase.NOTHING
@@ -140,6 +163,8 @@ class _Server:
         caller: Caller | None = None
         is_admitted = False
         patience.deadline = trio.current_time() + PATIENCE_S[phase]
+        if phase is Phase.NOTHING:
+            self.idle[patience] = None
         while (request := requests.next_request(EVENTS_MAX)) is None:
             if requests.phase not in (phase, Phase.NOTHING):
                 phase = requests.phase
@@ -161,6 +186,8 @@ class _Server:
                 if requests.phase is Phase.NOTHING:
                     return None
                 raise _incomplete()
+            self.idle.pop(patience, None)
+            connection.debt.owe()
             requests.feed(data)
             if connection.turns.spend():
                 await connection.turns.wait()
@@ -230,6 +257,42 @@ def _is_hang_up(error: Exception) -> bool:
     return isinstance(error, trio.BrokenResourceError)
 
 
+class _Debt:
+    """Whether a connection owes a response that has not begun; a departure waits for it.
+
+    A new connection owes one: it was made for a request.
+    """
+
+    __slots__ = ("_departure", "_is_owed")
+
+    def __init__(self, departure: Departure | None) -> None:
+        self._departure = departure
+        self._is_owed = False
+
+    def __enter__(self) -> None:
+        self.owe()
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no request may follow the one that is answered now."""
+        return self._departure is not None and self._departure.has_begun
+
+    def owe(self) -> None:
+        """A request comes."""
+        if not self._is_owed and self._departure is not None:
+            self._is_owed = True
+            self._departure.enter()
+
+    def settle(self) -> None:
+        """The response has begun, or the connection has ended."""
+        if self._is_owed and self._departure is not None:
+            self._is_owed = False
+            self._departure.leave()
+
+
 class _Connection:
     """The bytes of one connection, both ways.
 
@@ -238,8 +301,11 @@ class _Connection:
     during each response would cost as much as parsing its request.
     """
 
-    def __init__(self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery, debt: _Debt
+    ) -> None:
         self._stream = stream
+        self.debt = debt
         self.gone = trio.Event()
         self.turns = Turns()
         self.tcp = tcp
@@ -366,14 +432,22 @@ class _Response:
         self._connection = connection
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
+        self._close_if_last()
         response = self._requests.whole(status, headers, body)
         self.has_begun = self.has_ended = True
         await self._connection.send(response, is_whole=True)
+        self._connection.debt.settle()
 
     async def start(self, status: int, headers: Headers, *first: bytes) -> None:
+        self._close_if_last()
         head = self._requests.begin(status, headers)
         self.has_begun = True
         await self._connection.send(head, *self._requests.more(*first))
+        self._connection.debt.settle()
+
+    def _close_if_last(self) -> None:
+        if self._connection.debt.is_last:
+            self._requests.close()
 
     async def write(self, *data: bytes) -> None:
         await self._connection.send(*self._requests.more(*data))

@@ -130,14 +130,19 @@ def authorization(token: str | None) -> list[tuple[str, str]]:
 
 
 async def reach(
-    address: Address, ssl_context: ssl.SSLContext | None, deadline: float
+    address: Address,
+    ssl_context: ssl.SSLContext | None,
+    deadline: float,
+    *,
+    place: str | None = None,
 ) -> tuple[trio.SocketStream, ClientStream]:
     """Connect, including TLS. Returns the TCP connection, and the stream over it to use.
 
-    Raises `OSError` for every failure, and at `deadline`.
+    `place` is the IP address to connect to; by default all that the host has are tried. Raises
+    `OSError` for every failure, and at `deadline`.
     """
     with trio.CancelScope(deadline=deadline):
-        tcp = await _connect(address)
+        tcp = await _connect(address, place or address.host)
         try:
             keep_alive(tcp.socket)
             return tcp, await _secure(tcp, address, ssl_context) if address.is_tls else tcp
@@ -149,14 +154,14 @@ async def reach(
     raise too_late(address)
 
 
-async def _connect(address: Address) -> trio.SocketStream:
+async def _connect(address: Address, host: str) -> trio.SocketStream:
     """The first to succeed of several connections, begun one after the other. Raises `OSError`."""
     found: list[trio.SocketStream] = []
     failures: list[OSError] = []
 
     async def begin(first: trio.CancelScope) -> None:
         try:
-            tcp = await trio.open_tcp_stream(address.host, address.port)
+            tcp = await trio.open_tcp_stream(host, address.port)
         except OSError as error:
             failures.append(error)
         else:

@@ -18,10 +18,11 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
-from streams.exchange import Admit, Caller, Head, HttpError
+from streams.exchange import Admit, Caller, Departure, Head, HttpError
 from streams.forks import withhold
 from streams.logs import log
 from streams.turns import TURN_UNITS, Turns
+from transports.net.closing import drop_new_connections
 from transports.net.origins import Origins, names_loopback
 from transports.net.sockets import CLOSE_S, ServerStream, close_gracefully, keep_alive
 
@@ -47,6 +48,9 @@ SHORTAGE_S: Final = 0.1
 
 HANDSHAKE_S: Final = 10.0
 
+# How long a TCP handshake takes that has begun: one round trip.
+ARRIVAL_S: Final = 0.1
+
 _SOON: Final = ("Retry-After", "1")
 
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -69,7 +73,7 @@ class ListenOptions(TypedDict, total=False):
 
     allowed_hosts: Collection[str] | None
     """Names that `Host` may have, besides those that `transports.net.origins` always allows. None:
-    any name, or none: for answers that any web page may read."""
+    any name, or none, and any origin: the endpoint checks them."""
 
     allowed_origins: Collection[str]
     """Origins of web pages that may connect, likewise."""
@@ -83,8 +87,11 @@ class ListenOptions(TypedDict, total=False):
     sockets: Sequence[socket.socket]
     """Sockets that listen already, to be used in place of the host and the port."""
 
-    until: trio.Event | None
-    """Once it is set no connection is accepted, and new ones are refused. Open ones live on."""
+    is_shared: bool
+    """Other processes listen at `sockets`, too: what is not accepted here waits for them."""
+
+    departure: Departure | None
+    """Once it begins no connection is accepted, and new ones are refused. Open ones live on."""
 
 
 class Listener:
@@ -97,7 +104,8 @@ class Listener:
         )
         self._ssl_context = options.get("ssl_context")
         self._admit = options.get("admit")
-        self._until = options.get("until")
+        self.departure = options.get("departure")
+        self._is_shared = options.get("is_shared", False)
         self._open = 0
         self._handshakes = Turns()
         self._connections_max = options.get("connections_max", CONNECTIONS_MAX)
@@ -120,7 +128,9 @@ class Listener:
             finally:
                 self._open -= 1
 
-        await serve_listeners(serve_counted, self._listeners, self._until)
+        await serve_listeners(
+            serve_counted, self._listeners, self.departure, is_shared=self._is_shared
+        )
 
     async def secure(self, tcp: trio.SocketStream) -> ServerStream:
         """Return `tcp` itself, or TLS over it. The caller bounds the time of the handshake.
@@ -199,7 +209,8 @@ def _set_options(listeners: Iterable[trio.SocketListener]) -> None:
     """Set the options that accepted connections inherit."""
     for listener in listeners:
         listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        keep_alive(listener.socket)
+        if listener.socket.family != socket.AF_UNIX:
+            keep_alive(listener.socket)
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -229,10 +240,12 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
 async def serve_listeners(
     serve_connection: OnConnection,
     listeners: Sequence[trio.SocketListener],
-    until: trio.Event | None = None,
+    departure: Departure | None = None,
+    *,
+    is_shared: bool = False,
 ) -> NoReturn:
     """Run `serve_connection` for each connection and close that afterwards, until cancelled; then
-    close the listeners. With `until` the listeners are closed once that is set.
+    close the listeners. With a `departure` the listeners are closed once that begins.
 
     While the system has no free file descriptors, new connections wait in the kernel's queue. No
     connection is refused, and one warning is logged.
@@ -241,11 +254,29 @@ async def serve_listeners(
         async with trio.open_nursery() as accepting:
             for listener in listeners:
                 accepting.start_soon(_accept_from, listener, serve_connection, nursery)
-            if until is not None:
-                await until.wait()
+            if departure is not None:
+                await _depart(departure, listeners, is_shared=is_shared)
                 accepting.cancel_scope.cancel()
+        if departure is not None:
+            await trio.lowlevel.checkpoint()  # what was accepted last has begun
+            departure.leave()
         await trio.sleep_forever()
     raise AssertionError("listeners end by cancellation only")
+
+
+async def _depart(
+    departure: Departure, listeners: Sequence[trio.SocketListener], *, is_shared: bool
+) -> None:
+    """Wait until the listeners can be closed without the loss of a connection.
+
+    The kernel resets the connections that a closed listener has not accepted, and their first
+    requests are lost. So it drops attempts to connect first, and all handshakes that have begun
+    come to their end. A peer whose attempt was dropped tries again, and is refused then.
+    """
+    departure.enter()
+    await departure.begun()
+    if not is_shared and drop_new_connections(each.socket for each in listeners):
+        await trio.sleep(ARRIVAL_S)
 
 
 async def _accept_from(
@@ -298,8 +329,9 @@ async def _serve(
 
 
 def port_of(listeners: Sequence[trio.SocketListener]) -> int:
-    port: int = listeners[0].socket.getsockname()[1]
-    return port
+    """The port; 0 of a Unix socket."""
+    address = listeners[0].socket.getsockname()
+    return address[1] if isinstance(address, tuple) else 0
 
 
 def _origins_for(
@@ -308,9 +340,10 @@ def _origins_for(
     origins: Collection[str],
 ) -> Origins:
     """The checks of `Host` and `Origin` for `listeners`, which allow `hosts` and `origins`."""
-    names = [listener.socket.getsockname()[0] for listener in listeners]
+    names = [listener.socket.getsockname() for listener in listeners]
     return Origins(
-        is_loopback=all(names_loopback(name) for name in names),
+        # A Unix socket's address is its path: only this machine can connect to it.
+        is_loopback=all(isinstance(name, str) or names_loopback(name[0]) for name in names),
         hosts=frozenset(name.lower() for name in hosts or ()),
         origins=frozenset(name.lower() for name in origins),
         takes_any_host=hosts is None,

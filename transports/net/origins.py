@@ -25,11 +25,13 @@ class Origins(msgspec.Struct, frozen=True):
     is_loopback: bool
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
-    takes_any_host: bool = False  # and requests without one
+    takes_any_host: bool = False  # and any origin, and requests without either
 
     def why_refused(self, host: str, origins: Sequence[str]) -> str | None:
         """One sentence for a request that is not allowed (HTTP 403), else None."""
-        if not (self.takes_any_host or self._allows_host(host)):
+        if self.takes_any_host:
+            return None
+        if not self._allows_host(host):
             return (
                 "This Host is not served here: name it with --allow-host, or allowed_hosts in "
                 "Python, if it should be."

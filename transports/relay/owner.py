@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import socket
-import stat
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -20,7 +19,8 @@ from streams.exchange import Handler
 from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel, open_fds
 from transports.net.listening import serve_listeners
-from transports.relay.handover import peer_uid, socket_address
+from transports.relay.handover import peer_uid
+from transports.relay.private import listen_privately
 
 # A relay sends its hello at once, and it is short. It brings two file descriptors. Of more, up to
 # `FDS_MAX` are received, to be closed.
@@ -31,8 +31,6 @@ FDS_MAX: Final = 16
 FAREWELL_S: Final = 1.0  # the relay may be stopped
 
 GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
-
-BACKLOG: Final = 128
 
 _INT_BYTES: Final = array.array("i").itemsize
 
@@ -61,7 +59,7 @@ async def serve(
     and the new one at the end: call this only while holding the journal's lock. Raises `OSError`
     when it cannot listen at the path.
     """
-    listener = _listen(path)
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listen_privately(path)))
 
     async def serve_connection(_: trio.Nursery, stream: trio.SocketStream) -> None:
         await _serve_connection(stream, handler, hello_check, farewell, answer, message_bytes_max)
@@ -72,23 +70,6 @@ async def serve(
     finally:
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
             os.unlink(path)
-
-
-def _listen(path: str | os.PathLike[str]) -> trio.SocketListener:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
-                os.unlink(path)
-        os.fchmod(listener.fileno(), 0o600)  # before `bind` makes it visible
-        with socket_address(path) as address:
-            listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-        return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-    except BaseException:
-        listener.close()
-        raise
 
 
 async def _serve_connection(
@@ -108,7 +89,11 @@ async def _serve_connection(
         read_fd, write_fd = fds
         fds.clear()
         channel = open_fds(
-            read_fd, write_fd, principal=f"os({uid})", message_bytes_max=message_bytes_max
+            read_fd,
+            write_fd,
+            principal=f"os({uid})",
+            transport="relay",
+            message_bytes_max=message_bytes_max,
         )
         is_over = False
         try:

@@ -25,7 +25,7 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from streams.exchange import Caller, Handler, HttpError, Scopes
+from streams.exchange import Caller, Handler, HttpError, Scopes, TraceHeaders
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX, Incoming
 from streams.turns import RateLimit, Turns
@@ -132,7 +132,10 @@ class _Server:
             return None  # the peer hung up during the handshake
         framing = framing_of(subprotocol, self.message_bytes_max)
         caller = caller or Caller(f"conn({new_id()})", lambda: math.inf)
-        return ServerWebSocket(stream, framing, nursery, caller=caller, early=early)
+        trace = TraceHeaders.of(opening.head.headers)
+        return ServerWebSocket(
+            stream, framing, nursery, caller=caller, early=early, http_trace=trace
+        )
 
     def _check_origins(self, opening: Opening) -> None:
         if why := self.listener.origins.why_refused(opening.host, opening.origins):
@@ -164,6 +167,8 @@ def _agreed(opening: Opening) -> str | None:
 class ServerWebSocket:
     """A `Channel` over an open WebSocket."""
 
+    transport: Final = "websocket"  # see `streams.exchange.transport_of`
+
     def __init__(
         self,
         stream: ServerStream,
@@ -172,6 +177,7 @@ class ServerWebSocket:
         *,
         caller: Caller,
         early: bytes,
+        http_trace: TraceHeaders | None = None,
     ) -> None:
         """`early` are the bytes that came behind the handshake; `nursery` is for slow writes."""
         self._stream = stream
@@ -179,6 +185,7 @@ class ServerWebSocket:
         self._socket = self._tcp.socket
         self._framing = framing
         self._nursery = nursery
+        self.http_trace = http_trace  # see `streams.exchange.http_trace_of`
         self._caller = caller
         self._holds_until = trio.current_time() + caller.holds_for_s()
         self._early = early

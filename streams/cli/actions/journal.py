@@ -6,7 +6,7 @@ Results go to standard output, everything else to standard error.
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from streams.errors import JournalError, UnsafeFile
 from streams.files import write_whole
 from streams.journal.ownership import key_path
 from streams.journal.sqlite.backup import Exported, Progress, back_up, export_streams
+from streams.journal.sqlite.export import Lines, Sink, tables_at
 from streams.journal.sqlite.verify import Report, inspect
 from streams.keys import FILE_BYTES_MAX
 from streams.permissions import read_secret
@@ -56,35 +57,48 @@ def _show(file: str, report: Report) -> None:
         print(f"{file} is sound: {what}.")
 
 
-def export(file: Path, to: Path | None) -> int:
+def export(file: Path, to: Path | None, tables: Path | None = None) -> int:
     """Save what is readable of a journal; return the exit code."""
     try:
-        with lines_to(to) as on_stream, shown_progress() as on_progress:
+        with exported_to(to, tables) as on_stream, shown_progress() as on_progress:
             saved = export_streams(file, on_stream, on_progress)
     except BrokenPipeError:
         raise  # `streams.cli.main` handles it
     except FileExistsError:
-        return complain(f"{to} is there already: name a new folder.")
+        return complain(is_there(to, tables))
     except (JournalError, OSError) as error:
         return complain(error)
     return tell_saved(saved)
 
 
+def exported_to(
+    folder: Path | None, tables: Path | None
+) -> AbstractContextManager[Callable[[int], Sink]]:
+    """A function that returns, for the number of a stream, where an export writes it."""
+    return _lines_to(folder) if tables is None else tables_at(tables)
+
+
+def is_there(folder: Path | None, tables: Path | None) -> str:
+    """The complaint about an export whose place is taken."""
+    if tables is not None:
+        return f"{tables} is there already: name a new file."
+    return f"{folder} is there already: name a new folder."
+
+
 @contextmanager
-def lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes], object]]]:
-    """A function that returns, for the number of a stream, where an export writes its lines."""
+def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Sink]]:
     if folder is None:
-        yield lambda number: sys.stdout.buffer.write
+        yield lambda number: Lines(sys.stdout.buffer.write)
         sys.stdout.flush()
         return
     folder.mkdir(mode=0o700)
     with ExitStack() as stack, _removed_if_empty(folder):
 
-        def on_stream(number: int) -> Callable[[bytes], object]:
+        def on_stream(number: int) -> Sink:
             stack.close()  # the file of the previous stream
             path = folder / f"{number}.ndjson"
             file = stack.enter_context(open(path, "xb", opener=_private))
-            return file.write
+            return Lines(file.write)
 
         yield on_stream
 

@@ -10,20 +10,27 @@ from pathlib import Path
 
 import trio
 
-from streams.cli.actions.journal import lines_to, shown_progress, tell_report, tell_saved
+from streams.cli.actions.journal import (
+    exported_to,
+    is_there,
+    shown_progress,
+    tell_report,
+    tell_saved,
+)
 from streams.cli.base import complain
 from streams.errors import JournalError, JournalUnusable, first_of
 from streams.journal.addresses import without_secrets
 from streams.journal.copying import Progress, Walk, Whole, kept, read_kept
 from streams.journal.records import Record
-from streams.journal.sqlite.backup import Exported, encoded, header
+from streams.journal.sqlite.backup import Exported, header
+from streams.journal.sqlite.export import Sink
 from streams.journal.sqlite.reader import is_sound
 from streams.journal.sqlite.verify import PROBLEMS_MAX, Problem, Report, problems_of
 from streams.keys import hashed
 from streams.limits import Limits
 from streams.server.storage import Place, open_store
 
-OnStream = Callable[[int], Callable[[bytes], object]]
+OnStream = Callable[[int], Sink]
 OnPiece = Callable[[int, int, bytes | None], object]
 
 
@@ -86,17 +93,17 @@ async def _read_stream(journal: Whole, record: Record, on_piece: OnPiece) -> Non
                 after = run.last
 
 
-def export(url: str, to: Path | None) -> int:
+def export(url: str, to: Path | None, tables: Path | None = None) -> int:
     """Save what is readable of the journal in a store; return the exit code."""
     failure: BaseException | None = None
     saved = Exported()
     try:
-        with lines_to(to) as on_stream, shown_progress() as on_progress:
+        with exported_to(to, tables) as on_stream, shown_progress() as on_progress:
             trio.run(_export, url, on_stream, on_progress, saved)
     except* BrokenPipeError:
         raise BrokenPipeError from None  # `streams.cli.main` handles it
     except* FileExistsError:
-        failure = FileExistsError(f"{to} is there already: name a new folder.")
+        failure = FileExistsError(is_there(to, tables))
     except* (JournalError, OSError) as errors:
         failure = first_of(errors)
     return tell_saved(saved) if failure is None else complain(failure)
@@ -107,18 +114,16 @@ async def _export(url: str, on_stream: OnStream, on_progress: Progress, saved: E
         walk = Walk(store, on_progress)
         while found := await walk.next():
             record, _ = found
-            put = on_stream(record.number)
-            put(encoded(header(record.number, record, record.origin)))
+            sink = on_stream(record.number)
+            sink.header(header(record.number, record, record.origin))
             saved.streams += 1
-            await _read_stream(store, record, partial(_save, saved, put))
+            await _read_stream(store, record, partial(_save, saved, sink))
 
 
-def _save(
-    saved: Exported, put: Callable[[bytes], object], first: int, last: int, body: bytes | None
-) -> None:
+def _save(saved: Exported, sink: Sink, first: int, last: int, body: bytes | None) -> None:
     if body is None:
-        put(encoded({"missing": {"from": first, "to": last}}))
+        sink.missing(first, last)
         saved.missing += last - first + 1
     else:
-        put(body)
+        sink.lines(first, last, body)
         saved.messages += last - first + 1

@@ -20,6 +20,8 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 | `e`, `u` | sorted set | evicted streams by when they are due, and the unwanted ones |
 | `s:<session>`, `sg:<session>` | hash | a session, and its grants |
 | `sessions`, `sp:<principal>` | sorted set | sessions by when they expire |
+| `webhooks` | hash | webhooks that wait, by their ids |
+| `webhooks_due` | sorted set | their ids by when they are due |
 | `replicas`, `commits` | hash | of each replica that lives: renewals, its last commit |
 | `settings` | hash | of each replica: what should be the same at all |
 | `epochs`, `schemas` | hash | of each replica: its epoch, the newest schema that it knows |

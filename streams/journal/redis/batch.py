@@ -26,6 +26,7 @@ from streams.journal.records import (
 )
 from streams.journal.redis import codec
 from streams.journal.sessions import DropGrant, DropSession, SaveGrant, SaveSession, SessionChange
+from streams.journal.webhooks import DropWebhook, SaveWebhook, Webhook, WebhookChange
 from streams.messages import Run
 
 ABSENT: Final = b""  # the mark of a stream without a record
@@ -62,6 +63,7 @@ class Staged:
         self.runs: list[Run] = []
         self.lost: tuple[int, int] | None = None  # a new gap in the lines
         self.names: list[bytes] = []
+        self.webhooks: list[Webhook] = []
         self.after = known  # as the store will have it
 
 
@@ -75,13 +77,16 @@ class Batch:
         self._replica = replica
         self._known = known
         self._staged: dict[str, Staged] = {}
-        self._of_sessions: list[list[Any]] = []
+        self._of_sessions: list[list[Any]] = []  # and of webhooks by themselves
         self._session_idle_s = session_idle_s
 
     def apply(self, change: Change) -> JournalError | None:
         """Apply one change. Returns its error if the record does not allow it."""
         if change.stream is None:
-            self._of_sessions.append(self._session(change))
+            if isinstance(change, SaveWebhook | DropWebhook):
+                self._of_sessions.append(_webhook(change))
+            else:
+                self._of_sessions.append(self._session(change))
             return None
         staged = self._stage(change.stream)
         before = staged.now
@@ -100,6 +105,7 @@ class Batch:
             self._of_sessions.append(["Y", change.stream])
         elif isinstance(change, Append):
             staged.runs += change.run.split(STORED_BYTES_MAX)
+            staged.webhooks += change.webhooks
         elif isinstance(change, Restore) and now.lost != (before and before.lost):
             staged.lost = now.lost
         return None
@@ -161,6 +167,7 @@ class Batch:
         room = bytes_max
         for staged in filter(_is_changed, self._staged.values()):
             size = codec.STREAM_BYTES + sum(len(run.body) for run in staged.runs)
+            size += sum(len(each.body) for each in staged.webhooks)
             if groups[-1] and size > room:
                 groups.append([])
                 room = bytes_max
@@ -169,7 +176,7 @@ class Batch:
         return groups
 
     def of_sessions(self) -> list[Any]:
-        """The operations of the sessions, in the order of the changes."""
+        """The operations of sessions and webhooks, in the order of the changes."""
         return [each for it in self._of_sessions if self._is_in_order(it) for each in it]
 
     def _is_in_order(self, operation: list[Any]) -> bool:
@@ -181,6 +188,14 @@ class Batch:
             return True
         staged = self._staged.get(operation[3])
         return staged is None or staged.known.record is not None
+
+
+def _webhook(change: WebhookChange) -> list[Any]:
+    match change:
+        case SaveWebhook(webhook):
+            return ["H", webhook.id, repr(webhook.due_at), codec.webhook_bytes(webhook)]
+        case DropWebhook(id):
+            return ["Q", id]
 
 
 def _is_changed(staged: Staged) -> bool:
@@ -200,6 +215,10 @@ def arguments(
     for staged in group:
         marks += [staged.stream, staged.known.mark]
         operations += _operations(staged, epoch, next_version)
+        # In the same call as the lines that they tell of: another call may not be made any more.
+        operations += (
+            each for webhook in staged.webhooks for each in _webhook(SaveWebhook(webhook))
+        )
         grown = staged.after.size - staged.known.size
         size += grown
         record = staged.now or staged.known.record

@@ -19,6 +19,7 @@ import msgspec
 from streams.journal.contract import Post
 from streams.journal.records import Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.webhooks import Webhook
 from streams.messages import RequestId
 
 # Of records, sessions and keys. A journal of a newer schema is refused. The store has the newest
@@ -82,6 +83,15 @@ class StoredGrant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
 
 
+class StoredWebhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A webhook, without its id and the time at which it is due."""
+
+    stream: str
+    url: str
+    body: bytes
+    attempts: int
+
+
 class Mark(msgspec.Struct, frozen=True, gc=False):
     """The field `k` of a record, decoded."""
 
@@ -96,6 +106,7 @@ _progress: Final = msgspec.msgpack.Decoder(Progress).decode
 _identity: Final = msgspec.msgpack.Decoder(Identity).decode
 _session: Final = msgspec.msgpack.Decoder(StoredSession).decode
 _grant: Final = msgspec.msgpack.Decoder(StoredGrant).decode
+_webhook: Final = msgspec.msgpack.Decoder(StoredWebhook).decode
 
 
 def mark(version: bytes, fence: int, epoch: int, owner: str) -> bytes:
@@ -210,6 +221,19 @@ def grant_of(stored: bytes) -> tuple[int, Grant]:
     return int(order), Grant(
         its.session, its.delivery, its.stream, reply_id, its.takes_over, its.start
     )
+
+
+def webhook_bytes(webhook: Webhook) -> bytes:
+    """A webhook as it is stored."""
+    return _encode(StoredWebhook(webhook.stream, webhook.url, webhook.body, webhook.attempts))
+
+
+def webhook_of(id: bytes, due_at: float, stored: bytes) -> Webhook:
+    """A webhook from what `webhook_bytes` has made."""
+    its = _webhook(stored)
+    if its.attempts < 0:
+        raise ValueError("the number of attempts is negative")
+    return Webhook(id.decode(), its.stream, its.url, its.body, due_at, its.attempts)
 
 
 def principal_key(principal: str) -> str:

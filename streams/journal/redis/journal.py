@@ -13,19 +13,22 @@ from streams.errors import Full, JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import News, Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
-from streams.journal.redis.damage import WHAT_TO_DO
+from streams.journal.redis.damage import UNREADABLE, WHAT_TO_DO
 from streams.journal.redis.lines import Lines
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
 from streams.journal.redis.settings import described
 from streams.journal.redis.writer import Writer, fetch
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.webhooks import Webhook
 from streams.keys import new_name
 from streams.limits import MIB, Durability
+from streams.logs import log
 from streams.messages import Run
 
 SCANNED_AT_ONCE: Final = 1000  # keys
 LOOKED_UP_AT_ONCE: Final = 200  # records of one round trip
+MEMBERS_AT_ONCE: Final = 5_000  # of an index, in one round trip
 TURN_FIRST_S: Final = 0.005  # between two tries to have a turn that another replica has
 TURN_LAST_S: Final = 0.1
 TURNS_AT_ONCE: Final = 1000  # that are renewed by one call
@@ -151,6 +154,11 @@ class RedisJournal:
             self._anonymous_bytes_max,
             "are left of what anonymous callers may have in it together",
         )
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """See `Journal.sizes`: of the streams of all replicas, as the last commit told."""
+        return {"streams": self._writer.bytes}
 
     def _limited(self, used: int, limit: int | None, where: str) -> Shortage | None:
         return _shortage(used, limit, where) if limit else None
@@ -363,6 +371,43 @@ class RedisJournal:
         [found] = await self._calls((b"ZCARD", self._prefix + name))
         return int(found)
 
+    # Webhooks
+
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        due = (b"ZRANGE", self._prefix + "webhooks_due", 0, limit - 1, b"WITHSCORES")
+        [pairs] = await self._calls(due)
+        if not pairs:
+            return []
+        key = self._prefix + "webhooks"
+        [bodies] = await self._calls((b"HMGET", key, *(each for each, _ in pairs)))
+        return [
+            webhook
+            for (its_id, due_at), body in zip(pairs, bodies, strict=True)
+            if body is not None
+            if (webhook := self._decoded(key, codec.webhook_of, its_id, due_at, body)) is not None
+        ]
+
+    async def count_webhooks(self) -> int:
+        [found] = await self._calls((b"HLEN", self._prefix + "webhooks"))
+        return int(found)
+
+    async def take_webhooks(self, now: float, until: float, *, limit: int) -> Sequence[Webhook]:
+        self._check_open()
+        key, times = self._prefix + "webhooks", (repr(now), repr(until))
+        found = await self._reader.function("take_webhooks", *times, limit)
+        taken, unreadable = [], []
+        for its_id, body in zip(found[::2], found[1::2], strict=True):
+            try:
+                taken.append(codec.webhook_of(its_id, until, body))
+            except UNREADABLE as error:
+                shown, why = ascii(its_id), str(error)
+                log.warning("a webhook that cannot be read is dropped", webhook=shown, why=why)
+                unreadable.append(its_id)
+        if unreadable:
+            due = self._prefix + "webhooks_due"
+            await self._calls((b"HDEL", key, *unreadable), (b"ZREM", due, *unreadable))
+        return taken
+
     # Other replicas
 
     async def compare(self, settings: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
@@ -525,6 +570,32 @@ class RedisJournal:
             for each, given in zip(found, names, strict=True)
             if each.record is not None
         ]
+
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        members = await self._newest_members(before, limit)
+        records = await self._records(list(map(codec.stream_in, members)))
+        return [each for each in records if each is not None]
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        """See `Lookups.beginning_with`. It goes through the index of all streams."""
+        found: list[str] = []
+        before: int | None = None
+        while len(found) < limit:
+            members = await self._newest_members(before, MEMBERS_AT_ONCE)
+            found += [each for each in map(codec.stream_in, members) if each.startswith(prefix)]
+            if len(members) < MEMBERS_AT_ONCE:
+                break
+            before = codec.number_in(members[-1])
+        return found[:limit]
+
+    async def _newest_members(self, before: int | None, limit: int) -> list[bytes]:
+        high = b"+" if before is None else b"(" + codec.number_bytes(before)
+        key = self._prefix + "n"
+        members: list[bytes]
+        [members] = await self._calls(
+            (b"ZRANGE", key, high, b"-", b"BYLEX", b"REV", b"LIMIT", 0, limit)
+        )
+        return members
 
     async def begin_copy(self) -> None:
         """Mark the journal as an unfinished copy, and empty it if it was one.

@@ -298,6 +298,18 @@ local OPERATIONS = {
     drop_delivery(p, a[i], a[i + 1])
     return i + 2
   end,
+  -- a webhook that waits: id, when it is due, webhook
+  H = function(p, a, i)
+    call('HSET', p .. 'webhooks', a[i], a[i + 2])
+    call('ZADD', p .. 'webhooks_due', a[i + 1], a[i])
+    return i + 3
+  end,
+  -- the end of a webhook: id
+  Q = function(p, a, i)
+    call('HDEL', p .. 'webhooks', a[i])
+    call('ZREM', p .. 'webhooks_due', a[i])
+    return i + 1
+  end,
   -- the end of all grants of a stream: stream
   Y = function(p, a, i)
     drop_grants(p, 'g:', a[i], 'sg:')
@@ -585,6 +597,25 @@ local function end_turn(keys, args)
   end
 end
 
+-- Take webhooks: those that are due at this time, the time at which they are due again, how many.
+-- Answers the id and the webhook of each. An id without a webhook is of another program.
+local function take_webhooks(keys, args)
+  local p = prefix_of(keys)
+  local answer = {}
+  local due = p .. 'webhooks_due'
+  for _, id in ipairs(call('ZRANGE', due, '-inf', args[1], 'BYSCORE', 'LIMIT', 0, args[3])) do
+    local webhook = call('HGET', p .. 'webhooks', id)
+    if webhook then
+      call('ZADD', due, args[2], id)
+      table.insert(answer, id)
+      table.insert(answer, webhook)
+    else
+      call('ZREM', due, id)
+    end
+  end
+  return answer
+end
+
 -- Save the keys of tokens: the content, and what it replaces ('' if there is nothing yet). Answers
 -- the content that is kept.
 local function save_keys(keys, args)
@@ -615,6 +646,7 @@ local NEED_NO_MEMORY = {
   {'@turn', turn},
   {'@renew_turns', renew_turns},
   {'@end_turn', end_turn},
+  {'@take_webhooks', take_webhooks},
 }
 for i = 1, #NEED_NO_MEMORY do  -- the store knows no `pairs` while it loads a library
   local name, callback = NEED_NO_MEMORY[i][1], NEED_NO_MEMORY[i][2]

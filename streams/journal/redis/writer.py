@@ -35,6 +35,7 @@ from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.replay import Recent
 from streams.journal.redis.settings import Settings, check, look
 from streams.journal.sessions import DropGrant, DropSession
+from streams.journal.webhooks import DropWebhook
 from streams.keys import new_name
 from streams.limits import MIB, Durability
 from streams.logs import log
@@ -53,7 +54,7 @@ CLAIMED: Final = -2  # the state of a replica whose streams are claimed
 KEYS_GONE: Final = 1  # the state of the keys of tokens in the store
 KEYS_DIFFER: Final = 2
 NEVER: Final = 2**53  # a number of a commit that is never reached
-_FREEING: Final = (Ack, Close, Forget, Evict, DropSession, DropGrant)
+_FREEING: Final = (Ack, Close, Forget, Evict, DropSession, DropGrant, DropWebhook)
 
 
 class Writer:

@@ -22,8 +22,8 @@ Rules of the file:
   that are as long as a segment are never logged.
 - The segments of the last commit stay in memory until the next one, for connections that follow.
 - Acks delete whole segments. Lines that are acked while they are in a tail never become a segment.
-- Sessions and their grants are in `sessions` and `grants`. They are few and change seldom, so each
-  is a plain row.
+- Sessions, their grants, and webhooks that wait are in `sessions`, `grants` and `webhooks`. They
+  are few and change seldom, so each is a plain row.
 - `commit` is one transaction, whatever the number of changes. Before it is acknowledged, it is
   checked that the files are still there. The last free space is kept for calls to end
   (`streams.journal.sqlite.disk`).
@@ -31,7 +31,8 @@ Rules of the file:
   (`streams.journal.sqlite.reader`).
 - Readers leave no transaction open, because the WAL could then never start over. A thread and the
   commits keep the WAL within 64 MiB (`streams.journal.sqlite.checkpoints`); closing empties it.
-- The file does not shrink. Pages of deleted lines are used again; `secure_delete` overwrites them
+- The file does not shrink, unless it is compact (`streams.journal.sqlite.compaction`). Pages of
+  deleted lines are used again; `secure_delete` overwrites them
   with zeros first. It is off by default: trimming is then 4.8 times cheaper, and only the file's
   owner can read it. Acked lines may stay in the log until it is full or closed.
 - With `durability="power"` a commit survives a power failure, at the cost of an fsync. With
@@ -39,22 +40,24 @@ Rules of the file:
 """
 
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, TypeVar
 
 import trio
 
-from streams.errors import JournalError, JournalUnusable
+from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.journal.alone import Alone
 from streams.journal.contract import Shortage, Totals
 from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.sqlite.compaction import compact
 from streams.journal.sqlite.file import APPLICATION_ID, SCHEMA_VERSION
 from streams.journal.sqlite.store import SQLiteStore
 from streams.journal.sqlite.tables import SQLiteLookups
+from streams.journal.webhooks import Webhook
 from streams.limits import Durability
 from streams.messages import Run
 
@@ -135,6 +138,10 @@ class SQLiteJournal(Alone):
     def anonymous_shortage(self) -> Shortage | None:
         return None if self._is_closed else self._store.anonymous_shortage
 
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        return self._store.sizes
+
     async def claim(self, owner: str = "") -> Sequence[Record]:
         self._check_open()
         return await self._thread.run(self._store.claim)
@@ -177,6 +184,12 @@ class SQLiteJournal(Alone):
         """See `streams.journal.copying.Whole.streams`."""
         return await self._look_up(lambda tables: tables.streams(after, limit))
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        return await self._look_up(lambda tables: tables.newest(before, limit))
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        return await self._look_up(lambda tables: tables.beginning_with(prefix, limit))
+
     async def find(self, stream: str) -> Record | None:
         return await self._look_up(lambda tables: tables.find(stream))
 
@@ -204,10 +217,21 @@ class SQLiteJournal(Alone):
             lambda tables: tables.due(limit=limit, only_unwanted=only_unwanted)
         )
 
+    async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        return await self._look_up(lambda tables: tables.webhooks(limit=limit))
+
+    async def count_webhooks(self) -> int:
+        return await self._look_up(lambda tables: tables.count_webhooks())
+
     async def _look_up(self, look_up: Callable[[SQLiteLookups], _T]) -> _T:
         await trio.lowlevel.checkpoint()
         self._check_open()
         return look_up(self._store.lookups)
+
+    async def shrink(self, bytes_max: int) -> None:
+        """See `SQLiteStore.shrink`. While the file is locked or full, it does nothing."""
+        with suppress(Unavailable, Full):
+            await self._thread.run(lambda: self._store.shrink(bytes_max))
 
     async def aclose(self) -> None:
         if self._is_closed:
@@ -231,6 +255,7 @@ async def open_sqlite_journal(
     bytes_max: int | None = None,
     anonymous_bytes_max: int | None = None,
     file_bytes_max: int | None = None,
+    is_compact: bool = False,
 ) -> AsyncIterator[SQLiteJournal]:
     """Open the journal at `path`, and own it until the end of the block; see `SQLiteStore`."""
 
@@ -242,6 +267,7 @@ async def open_sqlite_journal(
             bytes_max=bytes_max,
             anonymous_bytes_max=anonymous_bytes_max,
             file_bytes_max=file_bytes_max,
+            is_compact=is_compact,
         )
 
     with closing(JobThread("mcp-streams journal")) as thread:
@@ -249,6 +275,15 @@ async def open_sqlite_journal(
             store = await thread.run(open_store)
         journal = SQLiteJournal(store, thread)
         try:
-            yield journal
+            async with _compacted(journal, store) if is_compact else nullcontext():
+                yield journal
         finally:
             await journal.aclose()
+
+
+@asynccontextmanager
+async def _compacted(journal: SQLiteJournal, store: SQLiteStore) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(compact, store.measure, journal.shrink)
+        yield
+        nursery.cancel_scope.cancel()

@@ -12,6 +12,7 @@ import msgspec
 from streams.errors import JournalUnusable, Refusal, UnsafeFile
 from streams.files import whole
 from streams.journal.records import Record
+from streams.journal.sqlite.export import Sink
 from streams.journal.sqlite.file import translated
 from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_read
 from streams.keys import hashed
@@ -67,14 +68,12 @@ def _copy(source: sqlite3.Connection, to: Path, on_progress: Progress) -> None:
         copy.execute("PRAGMA journal_mode = DELETE")
 
 
-def export_streams(
-    path: Path, on_stream: Callable[[int], Callable[[bytes], object]], on_progress: Progress
-) -> Exported:
-    """Export what is readable, stream by stream, as lines of JSON.
+def export_streams(path: Path, on_stream: Callable[[int], Sink], on_progress: Progress) -> Exported:
+    """Export what is readable, stream by stream.
 
-    A stream has a header, then its messages that are not acked, as they were sent, with one line in
-    place of lost ones. `on_stream` is given a stream's number and returns a function that takes its
-    lines. Raises `JournalUnusable` if nothing can be read.
+    A stream has a header, then its messages that are not acked, as they were sent, and a note in
+    place of lost ones. `on_stream` is given a stream's number and returns what takes these. Raises
+    `JournalUnusable` if nothing can be read.
     """
     exported = Exported()
     with opened_to_read(path) as (connection, schema):
@@ -96,22 +95,20 @@ def _note(exported: Exported, number: int | None, what: str) -> None:
     exported.damages[what if number is None else f"stream {number}: {what}"] = None
 
 
-def _export_stream(
-    contents: Contents, number: int, put: Callable[[bytes], object], exported: Exported
-) -> None:
+def _export_stream(contents: Contents, number: int, sink: Sink, exported: Exported) -> None:
     record = contents.record(number)
     if record is None:
         _note(exported, number, "its record is missing")
     exported.streams += 1
-    put(encoded(header(number, record, contents.request(number))))
+    sink.header(header(number, record, contents.request(number)))
     after = 0 if record is None else record.trimmed
     last = None if record is None else record.last
     for first, until, lines in _pieces(contents.runs(number, after), after, last):
         if lines:
-            put(lines)
+            sink.lines(first, until, lines)
             exported.messages += until - first + 1
         elif record is not None or first > 1:
-            put(encoded({"missing": {"from": first, "to": until}}))
+            sink.missing(first, until)
             exported.missing += until - first + 1
 
 
@@ -127,6 +124,8 @@ def header(number: int, record: Record | None, request: bytes | None) -> dict[st
             "confirmed": record.acked,
             "last": record.last,
         }
+        if record.ended_at:
+            header["endedAt"] = record.ended_at
     return header
 
 
@@ -162,8 +161,3 @@ def _readable_lines(run: Run, after: int) -> Iterator[tuple[int, int, bytes]]:
         for seq, line in enumerate(run.lines, run.seq):
             if seq > after:
                 yield seq, seq, line if is_sound(Run(seq, 1, line)) else b""
-
-
-def encoded(value: object) -> bytes:
-    """A line of an export."""
-    return msgspec.json.encode(value) + b"\n"

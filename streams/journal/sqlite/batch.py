@@ -38,12 +38,14 @@ from streams.journal.sqlite.log import (
 from streams.journal.sqlite.tables import (
     RECORD,
     SessionTables,
+    WebhookTable,
     create_streams,
     forget_streams,
     name_streams,
     record_of,
     update_streams,
 )
+from streams.journal.webhooks import DropWebhook, SaveWebhook, apply_to_webhooks
 from streams.messages import Run
 
 
@@ -84,7 +86,10 @@ class Batch:
     def _apply(self, change: Change) -> JournalError | None:
         """Apply one change in memory. Returns its error, if it is not allowed."""
         if change.stream is None:
-            apply_to_sessions(SessionTables(self._connection), change, self._has_stream)
+            if isinstance(change, SaveWebhook | DropWebhook):
+                apply_to_webhooks(WebhookTable(self._connection), change)
+            else:
+                apply_to_sessions(SessionTables(self._connection), change, self._has_stream)
             return None
         tail = self._tails.known.get(change.stream)
         if tail is None or tail.now is None:
@@ -110,6 +115,8 @@ class Batch:
         return None
 
     def _append(self, tail: Tail, change: Append) -> None:
+        for webhook in change.webhooks:
+            WebhookTable(self._connection).put_webhook(webhook)
         size = len(change.run.body)
         tail.staged.append(change.run)
         tail.staged_size += size

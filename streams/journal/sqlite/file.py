@@ -12,6 +12,7 @@ import msgspec
 from sqlite_utils import Database, Migrations
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.journal.sqlite import compaction
 from streams.limits import Durability
 
 APPLICATION_ID: Final = 0x6D637073  # "mcps", in the header of every journal
@@ -136,7 +137,22 @@ def restart(db: Database) -> None:
     db.table("progress").add_column("restart", bytes)
 
 
-SCHEMA_VERSION: Final = 6  # the number of migrations; in the header of the file as `user_version`
+@migrations()
+def webhooks(db: Database) -> None:
+    """Schema 7. No webhook waits."""
+    webhook = {
+        "id": str,
+        "stream": str,
+        "url": str,
+        "body": bytes,
+        "due_at": float,
+        "attempts": int,
+    }
+    db.table("webhooks").create(webhook, pk="id", not_null=webhook)
+    db.table("webhooks").create_index(["due_at"])
+
+
+SCHEMA_VERSION: Final = 7  # the number of migrations; in the header of the file as `user_version`
 
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 
@@ -174,12 +190,14 @@ def create_file(path: Path) -> None:
         raise JournalUnusable(f"{path} cannot be created: {error}.") from error
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
+def prepare(connection: sqlite3.Connection, path: Path, *, is_compact: bool = False) -> None:
     """Make sure that the file is a journal with the newest schema; set it up if it is empty."""
     is_new, version = recognized(connection, path)
     _keep_private(path)
     if is_new:
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    if is_compact:
+        compaction.prepare(connection)
     if version < SCHEMA_VERSION:
         _migrate(connection)
 

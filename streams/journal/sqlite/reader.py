@@ -20,7 +20,7 @@ from streams.journal.ownership import check_files
 from streams.journal.records import Record
 from streams.journal.sqlite.file import SCHEMA_VERSION, recognized, translated
 from streams.journal.sqlite.log import Budget, LoggedAppend, LoggedMarks, Tail, Tails, decode
-from streams.journal.sqlite.tables import RECORD, record_of
+from streams.journal.sqlite.tables import RECORD, ids_beginning_with, record_of
 from streams.messages import Run, look_at_lines
 
 BUSY_S: Final = 5.0  # how long to wait while the owner opens or closes the file
@@ -106,6 +106,24 @@ class Contents:
         except sqlite3.Error:
             found.update(self._scanned_places())
         return sorted(number for number in found if isinstance(number, int))
+
+    def number_of(self, stream: str) -> int | None:
+        """The number of the stream with this id; None if it is unknown or cannot be read."""
+        try:
+            rows = self._rows("SELECT id FROM streams WHERE stream = ?", stream)
+        except sqlite3.Error as error:
+            self._on_damage(None, f"an index cannot be read ({error})")
+            return None
+        return rows[0][0] if rows and isinstance(rows[0][0], int) else None
+
+    def beginning_with(self, prefix: str, limit: int) -> list[str]:
+        """The ids of streams that begin with these letters, at most `limit`."""
+        try:
+            rows = self._rows(*ids_beginning_with(prefix, limit))
+        except sqlite3.Error as error:
+            self._on_damage(None, f"an index cannot be read ({error})")
+            return []
+        return [row[0] for row in rows if isinstance(row[0], str)]
 
     def record(self, number: int) -> Record | None:
         """The record of a stream; None if it is missing or cannot be read."""

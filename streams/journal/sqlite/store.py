@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -17,6 +17,7 @@ from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
+from streams.journal.sqlite.compaction import cut
 from streams.journal.sqlite.disk import Presence, Room, Share, small_disk
 from streams.journal.sqlite.file import (
     BUSY_READ_MS,
@@ -37,10 +38,12 @@ from streams.journal.sqlite.tables import (
     RECORD,
     SessionTables,
     SQLiteLookups,
+    WebhookTable,
     overlaid,
     record_of,
 )
 from streams.limits import DAY_S, MIB, Durability
+from streams.logs import log
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits while another program holds the file
@@ -72,6 +75,7 @@ class SQLiteStore:
         anonymous_bytes_max: int | None = None,
         file_bytes_max: int | None = None,
         budget: Budget | None = None,
+        is_compact: bool = False,
     ) -> None:
         """Open the journal at `path`, or create it.
 
@@ -79,7 +83,8 @@ class SQLiteStore:
         `bytes_max` replaces that and limits the file and its WAL together: an eighth of it, at most
         64 MiB, is for the WAL, which may exceed that by one commit of up to 49 MiB. On a small disk
         both are smaller. `anonymous_bytes_max` limits the streams of all anonymous callers
-        together.
+        together. With `is_compact` the file can be compacted by `shrink`; an older file is
+        written anew first.
 
         Raises `JournalUnusable`, which says what to do, if the file is owned by another process,
         belongs to another program, is damaged, newer or not writable, or if its disk has less than
@@ -109,7 +114,7 @@ class SQLiteStore:
             create_file(path)
             with translated(path):
                 self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
-                prepare(self._writer, path)
+                prepare(self._writer, path, is_compact=is_compact)
                 configure(self._writer, path, durability, secure_delete, file_bytes_max)
                 check_files(path)  # SQLite opens -wal and -shm, which others may have made since
                 index.open()
@@ -144,18 +149,23 @@ class SQLiteStore:
         """See `Journal.claim`."""
         self._set_busy_timeout(BUSY_MS)
         with translated(self._path):
-            records = self._transact(self._claimed)
+            records, dropped = self._transact(self._claimed)
+        for shown in dropped:
+            why = "its row in the table `webhooks` has a wrong type, bad UTF-8 or a negative number"
+            log.warning("a webhook that cannot be read is dropped", webhook=shown, why=why)
         self._tails.claim()
         known = self._tails.known
         return [overlaid(record, known.get(record.stream)) for record in records]
 
-    def _claimed(self) -> Sequence[Record]:
+    def _claimed(self) -> tuple[Sequence[Record], Sequence[str]]:
+        """The records, and the ids of webhooks that were dropped."""
         self._writer.execute("UPDATE ownership SET claims = claims + 1")
         # The clock may have been years ahead when streams were evicted.
         due_at = wall() + LOOKED_AT_WITHIN_S
         self._writer.execute("UPDATE rests SET due_at = ? WHERE due_at > ?", (due_at, due_at))
         resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
-        return [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
+        records = [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
+        return records, WebhookTable(self._writer).drop_unreadable()
 
     def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`."""
@@ -254,6 +264,36 @@ class SQLiteStore:
     def anonymous_shortage(self) -> Shortage | None:
         """See `Journal.anonymous_shortage`. May be read while another thread commits."""
         return None if self._share is None else self._share.shortage
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """See `Journal.sizes`. May be read while another thread commits."""
+        wal = self._path.with_name(f"{self._path.name}-wal")
+        found = {}
+        for name, path in (("file", self._path), ("wal", wal)):
+            with suppress(OSError):  # closing the journal removes the WAL
+                found[name] = path.stat().st_size
+        with suppress(JournalError):  # a commit reports it
+            found["unused"] = self.measure()[1]
+        return found
+
+    def measure(self) -> tuple[int, int]:
+        """The bytes of the file after the last commit, and how many of them are unused."""
+        with translated(self._path):
+            pages, unused, page_bytes = (
+                self._reader.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return pages * page_bytes, unused * page_bytes
+
+    def shrink(self, bytes_max: int) -> None:
+        """Return so many unused bytes of a compact file to the file system, at most."""
+        if self._failure is not None:
+            raise JournalUnusable(self._failure)
+        self._checkpoints.make_room(2 * bytes_max)
+        with translated(self._path):
+            cut(self._writer, bytes_max)
+        self._checkpoints.committed()
 
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         """See `Journal.sessions`."""

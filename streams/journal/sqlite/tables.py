@@ -1,8 +1,9 @@
-"""The tables of streams and sessions.
+"""The tables of streams, sessions and webhooks.
 
 `streams` has the fields of a record that never change, `progress` the others. Each stream is also
 in one of two tables: in `rests` if it was evicted, with the columns that lookups use, else in
-`awake`. `names` maps names to evicted streams. `sessions` and `grants` are written as they come.
+`awake`. `names` maps names to evicted streams. `sessions`, `grants` and `webhooks` are written as
+they come.
 
 Rows are written within the transaction of the caller. `SQLiteLookups` reads them over a connection
 of its own.
@@ -22,6 +23,7 @@ from streams.journal.records import Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.file import translated
 from streams.journal.sqlite.log import Tail, Tails
+from streams.journal.webhooks import Webhook
 from streams.messages import RequestId
 
 # A stored record, with its columns in the order of the fields. The number of claims is added to the
@@ -218,11 +220,67 @@ def _grant(
     return Grant(session, delivery, stream, decoded, bool(takes_over), start)
 
 
+_ID_MAX: Final = 2**62  # above all numbers of records
+
+
+class WebhookTable:
+    """`streams.journal.webhooks.WebhookRows`, within the transaction that the caller has begun."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
+
+    def put_webhook(self, webhook: Webhook) -> None:
+        self._execute(
+            "INSERT OR REPLACE INTO webhooks (id, stream, url, body, due_at, attempts) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
+            msgspec.structs.astuple(webhook),
+        )
+
+    def drop_webhook(self, id: str) -> None:
+        self._execute("DELETE FROM webhooks WHERE id = ?", (id,))
+
+    def drop_unreadable(self) -> Sequence[str]:
+        """Delete the rows that no release has written; returns their ids, escaped."""
+        unreadable = [
+            (row, ascii(its_id)[2:-1])
+            for row, is_typed, its_id, *others in self._execute(_WEBHOOK_TEXTS)
+            if not is_typed or _webhook_of((its_id, *others)) is None
+        ]
+        for row, _ in unreadable:
+            self._execute("DELETE FROM webhooks WHERE rowid = ?", (row,))
+        return [shown for _, shown in unreadable]
+
+
+# SQLite keeps values of other types than those of the columns. Texts are read as bytes, because
+# SQLite does not check that they are UTF-8.
+_IS_TYPED: Final = (
+    "typeof(id) || typeof(stream) || typeof(url) || typeof(body) || typeof(due_at) || "
+    "typeof(attempts) = 'texttexttextblobrealinteger' AND attempts >= 0"
+)
+_TEXTS: Final = "CAST(id AS BLOB), CAST(stream AS BLOB), CAST(url AS BLOB)"
+# The bodies are left out: all of them may be long.
+_WEBHOOK_TEXTS: Final = (
+    f"SELECT rowid, {_IS_TYPED}, {_TEXTS}, "  # nosec B608 # ours
+    "x'', 0.0, 0 FROM webhooks"
+)
+_WEBHOOKS: Final = (
+    f"SELECT {_TEXTS}, body, due_at, attempts FROM webhooks WHERE {_IS_TYPED} "  # nosec B608 # ours
+    "ORDER BY due_at LIMIT ?"
+)
 _NAMED: Final = (
     "SELECT streams.stream FROM names JOIN streams ON streams.id = names.stream WHERE name = ?"
 )
 _DUE: Final = "SELECT id FROM rests ORDER BY due_at LIMIT ?"
 _UNWANTED: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
+
+
+def _webhook_of(row: Sequence[Any]) -> Webhook | None:
+    try:
+        its_id, stream, url = (text.decode() for text in row[:3])
+    except UnicodeDecodeError:
+        # Another program has written it. It counts as absent until `drop_unreadable` deletes it.
+        return None
+    return Webhook(its_id, stream, url, *row[3:])
 
 
 def _eviction(record: Record) -> tuple[Any, ...]:
@@ -232,6 +290,12 @@ def _eviction(record: Record) -> tuple[Any, ...]:
 def _owner(principal: str) -> bytes:
     """A key of fixed length for a principal, whose name may be long."""
     return hashlib.sha256(principal.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def ids_beginning_with(prefix: str, limit: int) -> tuple[str, str, str, int]:
+    """The query, with its parameters, for the ids that begin with these letters."""
+    query = "SELECT stream FROM streams WHERE stream >= ? AND stream < ? ORDER BY stream LIMIT ?"
+    return query, prefix, f"{prefix}\U0010ffff", limit
 
 
 def overlaid(found: Record, tail: Tail | None) -> Record:
@@ -272,6 +336,16 @@ class SQLiteLookups:
             )
             for record in found
         ]
+
+    def newest(self, before: int | None, limit: int) -> Sequence[Record]:
+        tails = dict(self._tails.known)  # before the tables, as in `find`
+        below = _ID_MAX if before is None else before
+        which = "WHERE streams.id < ? ORDER BY streams.id DESC LIMIT ?"
+        found = self._records(which, below, limit)
+        return [overlaid(record, tails.get(record.stream)) for record in found]
+
+    def beginning_with(self, prefix: str, limit: int) -> Sequence[str]:
+        return [row[0] for row in self._all(*ids_beginning_with(prefix, limit))]
 
     def principal_of(self, stream: str) -> str | None:
         # For an unknown id the next row is read and dropped, so that timing leaks nothing.
@@ -314,6 +388,14 @@ class SQLiteLookups:
     def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         ids = _UNWANTED if only_unwanted else _DUE
         return self._records(f"WHERE streams.id IN ({ids}) ORDER BY due_at", limit)
+
+    def webhooks(self, *, limit: int) -> Sequence[Webhook]:
+        found = map(_webhook_of, self._all(_WEBHOOKS, limit))
+        return [webhook for webhook in found if webhook is not None]
+
+    def count_webhooks(self) -> int:
+        [(counted,)] = self._all("SELECT count(*) FROM webhooks")
+        return int(counted)
 
     def _records(self, which: str, *parameters: Any) -> list[Record]:
         with translated(self._path):

@@ -150,7 +150,7 @@ class HttpEndpoint:
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.deadline = asked_at + HELD_S
             nursery.start_soon(give_up_after, responder.gone)
-            nursery.start_soon(give_up_after, self._engine.leaving.wait)
+            nursery.start_soon(give_up_after, self._engine.departure.begun)
             await patiently(ask)
             is_answered = True
             nursery.cancel_scope.cancel()
@@ -316,6 +316,7 @@ class HttpEndpoint:
             event_id = self._engine.sessions.parse(session, last_event)
             has_more = operations.has_more(session, event_id)
         except Refusal as refused:
+            self._engine.tell_refused(refused, ResponseChannel.transport)
             raise HttpError(400, refused) from None
         if not has_more:
             raise HttpError(405, "This response is complete: there is nothing to resume.", _ALLOW)
@@ -328,6 +329,7 @@ class HttpEndpoint:
             except Overtaken:
                 pass  # the response has no events: the newer one has them
             except Refusal as refused:
+                self._engine.tell_refused(refused, channel.transport)
                 line = error_line(operations.request_id(event_id), refused)
                 await channel.send(end_event(last_event, line))
 
@@ -435,6 +437,7 @@ def _channel(
         framing,
         caller=request.caller,
         request_id=request_id,
+        headers=request.headers,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import trio
@@ -9,9 +10,11 @@ import trio
 from streams import messages
 from streams.engine.framing import Framing
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import NO_CLAIMS, Caller, Headers, Responder, Scopes
+from streams.exchange import NO_CLAIMS, Caller, Headers, Responder, Scopes, TraceHeaders
 from streams.messages import Incoming, RequestId
 from streams.server.http.events import JSON, KEEP_ALIVE, content
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 KEEP_ALIVE_S: Final = 15.0  # proxies close a response that is silent for a minute
 CLOSE_S: Final = 1.0
@@ -25,6 +28,8 @@ class ResponseChannel:
     The body has the type `media_type`, or is one JSON message where `framing` decides so.
     """
 
+    transport: Final = "http"  # see `streams.exchange.transport_of`
+
     def __init__(
         self,
         responder: Responder,
@@ -34,11 +39,13 @@ class ResponseChannel:
         *,
         caller: Caller | None = None,
         request_id: RequestId | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> None:
         """The channel ends when the authentication of `caller` expires.
 
-        `request_id` is the id of the request that is answered.
+        `request_id` is the id of the request that is answered, and `headers` are its headers.
         """
+        self._headers = headers
         self._request_id = request_id
         self._media_type = media_type
         self._framing = framing
@@ -61,6 +68,11 @@ class ResponseChannel:
     def claims(self) -> Mapping[str, Any]:
         """See `streams.exchange.claims_of`."""
         return NO_CLAIMS if self._caller is None else self._caller.claims
+
+    @property
+    def http_trace(self) -> TraceHeaders | None:
+        """See `streams.exchange.http_trace_of`."""
+        return TraceHeaders.of(self._headers)
 
     async def receive(self) -> Sequence[Incoming]:
         """Wait for the end, since the request was the only message."""

@@ -20,6 +20,7 @@ CONTROLS = [
     *(chr(code) for code in range(32) if chr(code) not in "\t\n"),
     *map(chr, range(0x7F, 0xA0)),
     *"\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069",
+    *"\xad\u200b\u2060\ufeff\U000e0001\U000e0041\U000e007f",
     "\ud800",
     "\udfff",
 ]

@@ -10,10 +10,12 @@ from trio.testing import MockClock
 
 from streams import Call, Server
 from streams.client.client import Client
+from streams.engine.departure import Departure
 from streams.errors import CallFailed, CallLost, CannotConnect, StreamGone
 from streams.exchange import ClientChannel
 from tests.rigs.clients import at_home, connected, counting, rest_of, said
 from tests.rigs.cutting import Cutting
+from tests.rigs.server import open_house
 from transports.memory import MemoryServer
 
 DIALECTS = [("streams", "resumableRequests"), ("streams",), ("resumableRequests",), ()]
@@ -308,3 +310,23 @@ async def test_without_a_key_an_announced_call_is_resumed_as_ever(
         assert await rest_of(call) == [2, 3, 4, 5]
         assert way.connections == 2
     assert rig.runs == 1
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["same connection", "next connection"])
+async def test_a_call_that_a_draining_server_refuses_is_sent_again(
+    rig: Rig, autojump_clock: MockClock, is_cut: bool
+) -> None:
+    memory = MemoryServer()
+    async with open_house(rig.server) as house, trio.open_nursery() as nursery:
+        await nursery.start(memory.serve, house.running.serve)
+        engine = house.running.engine
+        engine.departure.begin()
+        async with Client(memory.connect) as client, client.call("count") as call:
+            await trio.sleep(5)
+            assert rig.runs == 0
+            if is_cut:
+                memory.cables[-1].cut()
+            engine.departure = Departure()  # the next server
+            assert await text(call) == "counted 3"
+        assert rig.runs == 1
+        nursery.cancel_scope.cancel()

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from streams.engine.committer import Committer
+from streams.engine.events import Events
 from streams.engine.index import Elsewhere, Registry
 from streams.engine.stream import Stream
 from streams.errors import Refusal
@@ -48,6 +49,7 @@ class Streams:
             answers={},
             on_stored=lambda _: None,
             on_settled=lambda _: None,
+            events=Events(),
         )
         self.registry.add(stream)
         self.registry.name(stream)

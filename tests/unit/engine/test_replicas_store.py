@@ -120,7 +120,7 @@ async def test_no_call_begins_while_others_may_claim_it(
 
     inner = ours.reached.inner
     was, inner.renew = inner.renew, renew  # type: ignore[method-assign]
-    await trio.sleep(0.65 * LEASE_S)
+    await trio.sleep(0.8 * LEASE_S)
     assert lost.is_set()
     await talker.call(1, "step")
     refused = (await talker.answer(1))["error"]

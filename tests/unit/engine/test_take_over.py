@@ -104,6 +104,21 @@ async def test_a_replica_without_the_store_sends_its_clients_away_before_its_lea
     theirs.kill()
 
 
+async def test_a_replica_keeps_its_clients_while_the_store_is_away_for_a_moment(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """No other replica reaches the store either, so a balancer could send them nowhere."""
+    _, theirs = await replicas.two()
+    talker, _ = await begun(theirs)
+    theirs.reached.cut()
+    theirs.again.log("meanwhile")
+    for _ in range(BEATS // 2):
+        await trio.sleep(LEASE_S / BEATS)
+        assert not theirs.running.engine.unready
+    theirs.reached.mend()
+    await heard(talker, "meanwhile")
+
+
 async def test_a_replica_that_renews_slowly_keeps_its_clients_while_it_commits(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:

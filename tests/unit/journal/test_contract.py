@@ -402,3 +402,27 @@ def test_long_runs_are_handed_on_as_they_are_and_short_ones_joined() -> None:
     assert found[0] is stored[0]
     found = joined(stored, 0, long + 2 * short)
     assert [(run.seq, run.count) for run in found] == [(1, 1), (2, 2)]
+
+
+async def test_the_newest_streams_come_first(open_journal: OpenJournal) -> None:
+    """Evicted ones too, each as it is now, and a page follows the other."""
+    async with open_journal("one") as journal:
+        streams = [record(f"s{n}", number=n) for n in range(1, 6)]
+        await applied(journal, *map(Create, streams))
+        await applied(journal, last_append(1, 3, stream="s4"), Evict("s4", 1, 9.0))
+        newest = await journal.newest(limit=3)
+        assert [each.stream for each in newest] == ["s5", "s4", "s3"]
+        assert (newest[1].last, newest[1].outcome) == (3, Outcome.COMPLETED)
+        older = await journal.newest(before=newest[-1].number, limit=3)
+        assert [each.stream for each in older] == ["s2", "s1"]
+        assert await journal.newest(before=1, limit=3) == []
+
+
+async def test_streams_are_found_by_the_beginning_of_their_ids(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, *(Create(record(each)) for each in ("abc", "abd", "b_%")))
+        assert sorted(await journal.beginning_with("ab", limit=9)) == ["abc", "abd"]
+        assert len(await journal.beginning_with("ab", limit=1)) == 1
+        assert await journal.beginning_with("abc", limit=2) == ["abc"]
+        assert await journal.beginning_with("_", limit=2) == []
+        assert await journal.beginning_with("abce", limit=2) == []

@@ -30,6 +30,7 @@ from streams.journal.records import (
 from streams.journal.runs import joined
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import open_sqlite_journal
+from streams.journal.webhooks import SaveWebhook, Webhook
 from streams.messages import Run
 from tests.rigs.journals import append, applied, grant, last_append, lines, record, session
 
@@ -88,6 +89,7 @@ def strange() -> Sequence[Change]:
         SaveGrant(grant("a", "one", "live", 1, takes_over=True, start=2)),
         SaveGrant(grant("b", "two", "ended", 2**70)),
         SaveGrant(grant("b", "three", "live", "x")),
+        SaveWebhook(Webhook("msg_1", "kept", "https://example.com/", b"{}", 9.5, 2)),
     ]
 
 
@@ -100,6 +102,7 @@ async def test_a_copy_has_streams_in_every_state(file: Any) -> None:
     assert await file.named(NAME) == "drained"
     assert await copy_journal(file, back, quiet) == copied, "and of the copy another one"
     assert await back.sessions() == await source.sessions()
+    assert len(await back.webhooks(limit=9)) == 1
 
 
 async def test_streams_go_on_in_a_copy(file: Any) -> None:
@@ -181,12 +184,15 @@ class Damaging(MemoryJournal):
         (Ack, {"acked": 0}),
         (SaveSession, {"record": session("other")}),
         (SaveGrant, {"grant": grant("b", "other", "live", 1)}),
+        (SaveWebhook, {"webhook": Webhook("msg_2", "kept", "https://example.com/", b"{}", 9.5)}),
     ],
 )
 async def test_a_difference_is_found(changed: type[Change], to: dict[str, Any]) -> None:
     source = MemoryJournal()
     await applied(source, *strange())
-    with pytest.raises(JournalUnusable, match=r"not as in the source|other sessions"):
+    with pytest.raises(
+        JournalUnusable, match=r"not as in the source|other sessions|other webhooks"
+    ):
         await copy_journal(source, Damaging(changed, **to), quiet)
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,8 @@ import pytest
 
 from streams.errors import JournalUnusable
 from streams.journal.ownership import (
+    Heir,
+    Leave,
     OwnerLock,
     StarterLock,
     key_path,
@@ -184,3 +186,63 @@ def test_where_nothing_can_be_locked_the_message_says_why(tmp_path: Path) -> Non
     lock_path(blocked).mkdir()
     with pytest.raises(JournalUnusable, match="cannot be locked"):
         OwnerLock(blocked).acquire()
+
+
+HEIR = """
+    import sys
+    from pathlib import Path
+    from streams.journal.ownership import Heir
+
+    heir = Heir(Path(sys.argv[1]))
+    heir.acquire()
+    for order in sys.stdin:
+        answer = getattr(heir, order.strip())
+        print(answer() if callable(answer) else answer, flush=True)
+"""
+
+
+@contextmanager
+def heir_of(journal: Path) -> Iterator[Callable[[str], str]]:
+    """Another process that waits for the journal, and does what it is told."""
+    command = [sys.executable, "-c", textwrap.dedent(HEIR), str(journal)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def tell(order: str) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{order}\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        try:
+            yield tell
+        finally:
+            process.kill()
+
+
+def test_an_owner_and_its_heir_tell_each_other_who_listens(journal: Path) -> None:
+    lock = OwnerLock(journal)
+    lock.acquire()
+    with heir_of(journal) as tell:
+        assert (tell("is_owned"), tell("may_listen")) == ("True", "False")
+        with pytest.raises(JournalUnusable, match="another process already waits"):
+            Heir(journal).acquire()
+        leave = Leave(journal)
+        assert (leave.has_heir, leave.is_followed) == (True, False)
+        assert tell("may_listen") == "True"
+        tell("listens")
+        assert leave.is_followed
+        lock.release()
+        assert tell("is_owned") == "False"
+        tell("release")
+        assert (leave.has_heir, leave.is_followed) == (False, False)
+
+
+def test_a_dead_heir_is_none(journal: Path) -> None:
+    with heir_of(journal) as tell:
+        assert tell("is_owned") == "False"
+    leave = Leave(journal)
+    assert not leave.has_heir

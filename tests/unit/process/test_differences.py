@@ -1,5 +1,6 @@
 """The warning of a relay whose options are not those of its owner."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from msgspec.structs import fields, replace
 
 from streams.process import differences
 from streams.process.differences import settings, warning
-from streams.process.options import Command, Options, Patience, Remote
+from streams.process.options import Command, Options, Patience, Remote, Webhooks
 
 COMMAND = Options(app=Command(words=("run",), cwd="/"), journal=Path("/j.db"), stdio=True)
 REMOTE = Options(app=Remote(url="http://h/"), journal=Path("/j.db"), stdio=True)
@@ -60,6 +61,11 @@ def test_the_owner_that_a_relay_has_started_has_its_options(options: Options) ->
         ("", {"watchdog_s": 0.0}, "--watchdog 1 (here: 0)"),
         ("", {"require_resume_token": True}, "--require-resume-token off (here: on)"),
         ("", {"json_log": True}, "--json off (here: on)"),
+        (
+            "",
+            {"webhooks": Webhooks(webhook=("https://hooks.example/SECRET",))},
+            "--webhook none (here: hooks.example)",
+        ),
     ],
 )
 def test_an_option_of_its_own_is_named(member: str, changed: dict[str, Any], name: str) -> None:
@@ -101,6 +107,7 @@ def test_so_are_those_of_attach(changed: dict[str, Any]) -> None:
                 "foreground",
                 "patience",
                 "limits",
+                "webhooks",
             }
             | {"ws", "http", "http_path", "tls_cert", "tls_key", "insecure_anonymous", "auth"}
             | {"allowed_hosts", "allowed_origins"},
@@ -109,6 +116,12 @@ def test_so_are_those_of_attach(changed: dict[str, Any]) -> None:
 )
 def test_no_option_is_forgotten(kind: Any, compared: dict[str, str], others: set[str]) -> None:
     assert {field.name for field in fields(kind)} == set(compared.values()) | others
+
+
+def test_no_option_of_webhooks_is_forgotten() -> None:
+    """The URLs are compared by their hosts: their paths may be secrets."""
+    names = {field.name for field in dataclasses.fields(Webhooks)}
+    assert names == set(differences.OF_WEBHOOKS.values()) | {"webhook"}
 
 
 def test_an_owner_has_whole_numbers_where_the_relay_has() -> None:

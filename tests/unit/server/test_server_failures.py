@@ -46,7 +46,7 @@ async def test_an_exception_is_an_error_result_and_its_traceback_is_logged(
     assert (text_of(second), second["result"]["isError"]) == ("KeyError", True)
     failures = [entry for entry in logs if entry["event"] == "a tool failed"]
     assert [entry["tool"] for entry in failures] == ["fail", "fail_in_a_thread"]
-    assert all(entry["exc_info"] for entry in failures)
+    assert all(entry["exc_info"] and entry["stream"] for entry in failures)
 
 
 async def test_bad_arguments_are_told_to_the_model(server: Server) -> None:

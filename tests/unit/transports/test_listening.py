@@ -17,6 +17,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from streams import turns
+from streams.engine.departure import Departure
 from tests.rigs import bare_http, bare_websocket
 from tests.rigs.served import tls_contexts
 from tests.wire.process import ServerProcess, wait_until
@@ -167,17 +168,45 @@ async def test_what_notices_a_vanished_peer_is_set_on_every_connection() -> None
 async def test_a_listener_that_leaves_refuses_new_connections_and_keeps_the_open_ones(
     host: str,
 ) -> None:
-    leaving = trio.Event()
+    departure = Departure()
     async with (
-        bare_websocket.server(host=host, until=leaving) as port,
+        bare_websocket.server(host=host, departure=departure) as port,
         websocket.connect(f"ws://127.0.0.1:{port}") as channel,
     ):
-        leaving.set()
+        departure.begin()
         with trio.fail_after(DEADLINE_S):
             while await accepts(port):  # until the listener has heard of it
                 await trio.sleep(0.01)
         await channel.send(b"1\n")
         assert await channel.receive() == [b"1"]
+        await departure.settled()
+
+
+async def test_no_connection_that_was_made_is_reset_when_a_listener_leaves() -> None:
+    departure = Departure()
+    answered = refused = 0
+    async with bare_websocket.server(departure=departure) as port:
+
+        async def knock() -> None:
+            nonlocal answered, refused
+            while True:
+                try:
+                    stream = await trio.open_tcp_stream("127.0.0.1", port)
+                except OSError:
+                    refused += 1
+                    return
+                async with stream:
+                    await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+                    assert (await stream.receive_some()).startswith(b"HTTP/1.1 4")
+                answered += 1
+                if answered == 100:
+                    departure.begin()
+
+        with trio.fail_after(DEADLINE_S):
+            async with trio.open_nursery() as nursery:
+                for _ in range(20):
+                    nursery.start_soon(knock)
+    assert refused == 20
 
 
 async def accepts(port: int) -> bool:

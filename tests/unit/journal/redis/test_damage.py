@@ -18,6 +18,7 @@ from streams.journal.records import Ack, Create, Restore
 from streams.journal.redis import open_redis_journal
 from streams.journal.redis.journal import RedisJournal
 from streams.journal.sessions import SaveGrant, SaveSession
+from streams.journal.webhooks import SaveWebhook, Webhook
 from streams.keys import Keyring, new_keys
 from streams.limits import Limits
 from streams.server.storage import Place, open_storage
@@ -589,3 +590,18 @@ async def test_servers_wait_for_a_right_and_end_no_call(server: Server) -> None:
             assert ours.streams
             ours.again.finish("done")
             assert talker.seen
+
+
+@pytest.mark.parametrize("body", ["nonsense", "\x04aa", "1"])
+async def test_a_webhook_that_cannot_be_read_is_dropped(server: Server, body: str) -> None:
+    good = Webhook("good", "s", "https://a.example/", b"{}", 1.0)
+    negative = Webhook("negative", "s", "https://a.example/", b"{}", 1.0, -1)
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, SaveWebhook(good), SaveWebhook(negative))
+        server.ask("HSET", P + "webhooks", "b\r\nad", body)
+        server.ask("ZADD", P + "webhooks_due", "1", "b\r\nad")
+        with structlog.testing.capture_logs() as logs:
+            taken = await journal.take_webhooks(2.0, 60.0, limit=9)
+        assert [each.id for each in taken] == ["good"]
+        assert warned(logs, r"b'b\\r\\nad'") == warned(logs, "negative") == 1
+        assert await journal.count_webhooks() == 1

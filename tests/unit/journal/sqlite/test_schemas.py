@@ -12,10 +12,11 @@ from streams.errors import JournalUnusable
 from streams.journal.records import Create, Outcome
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
+from streams.journal.webhooks import SaveWebhook, Webhook
 from tests.rigs.journals import as_one, grant, session
 from tests.rigs.sqlite import PLENTY, append, last_of, make_journal_of_schema, record
 
-OLDER = [1, 2, 3, 4]
+OLDER = [1, 2, 3, 4, 5, 6]
 
 
 @pytest.fixture
@@ -58,16 +59,19 @@ def test_in_a_migrated_journal_there_is_room_for_what_is_new(path: Path, schema:
     make_journal_of_schema(schema, path)
     paged = replace(record("t"), pages=())
     first = replace(append(1, 2, stream="t"), pages=(2,))
+    waiting = Webhook("msg_1", "t", "https://example.com/", b"{}", due_at=9.0)
     last = replace(append(3, 3, stream="t"), outcome=Outcome.FAILED, ended_at=7.0)
     granted = grant(stream="t", takes_over=True, start=2)
     with closing(SQLiteStore(path)) as opened:
         changes = [Create(paged), first, last, SaveSession(session()), SaveGrant(granted)]
+        changes.append(SaveWebhook(waiting))
         assert opened.commit(changes) == [None] * len(changes)
     with closing(SQLiteStore(path)) as opened:
         old, new = opened.claim()
         assert old.pages is None
         assert (new.pages, new.outcome, new.last) == ((2,), Outcome.FAILED, 3)
         assert opened.sessions() == ([session()], [granted])
+        assert opened.lookups.webhooks(limit=9) == [waiting]
 
 
 # A table or a column that is in the way of each schema's last step.
@@ -76,12 +80,16 @@ IN_THE_WAY = {
     2: "ALTER TABLE grants ADD COLUMN start TEXT",
     3: "CREATE TABLE names (id INTEGER PRIMARY KEY)",
     4: "CREATE TABLE log (number INTEGER PRIMARY KEY)",
+    5: "ALTER TABLE progress ADD COLUMN restart TEXT",
+    6: "CREATE TABLE webhooks (number INTEGER PRIMARY KEY)",
 }
 OUT_OF_THE_WAY = {
     1: "DROP TABLE grants",
     2: "ALTER TABLE grants DROP COLUMN start",
     3: "DROP TABLE names",
     4: "DROP TABLE log",
+    5: "ALTER TABLE progress DROP COLUMN restart",
+    6: "DROP TABLE webhooks",
 }
 
 
@@ -91,7 +99,7 @@ def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(path: Path, sc
     with closing(sqlite3.connect(path)) as other:
         other.execute(IN_THE_WAY[schema])
         before = list(other.iterdump())
-        with pytest.raises(JournalUnusable, match=r"grants|start|names|log"):
+        with pytest.raises(JournalUnusable, match=r"grants|start|names|log|restart|webhooks"):
             SQLiteStore(path)
         assert list(other.iterdump()) == before
         assert other.execute("PRAGMA user_version").fetchone() == (schema,)

@@ -523,3 +523,33 @@ def test_a_share_that_cannot_be_counted_neither_undoes_nor_repeats_a_commit(path
         assert denied
         assert last_of(opened) == 2
         assert opened.anonymous_shortage is not None
+
+
+async def test_webhooks_that_cannot_be_read_are_dropped_when_it_is_claimed(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = ("good", "s", "https://a.example/", b"{}", 1.0, 0)
+    bad: list[tuple[object, ...]] = [
+        (b"id\xff", *good[1:]),
+        ("stream", b"\xff", *good[2:]),
+        ("url", "s", b"https://a.example/", *good[3:]),
+        ("body", *good[1:3], "{}", *good[4:]),
+        ("due", *good[1:4], "soon", 0),
+        ("attempts", *good[1:5], "x"),
+        ("negative", *good[1:5], -5),
+        ("a\r\nb", *good[1:5], "x"),
+    ]
+    with closing(sqlite3.connect(made)) as connection, connection:
+        add = "INSERT INTO webhooks VALUES (?, ?, ?, ?, ?, ?)"
+        connection.executemany(add, [good, *bad])
+        connection.execute(add.replace("(?,", "(CAST(x'75ff' AS TEXT),", 1), good[1:])
+    async with open_sqlite_journal(made) as journal:
+        assert [each.id for each in await journal.webhooks(limit=99)] == ["good"]
+        await journal.claim()
+        assert await journal.count_webhooks() == 1
+        assert [each.id for each in await journal.take_webhooks(2.0, 3.0, limit=9)] == ["good"]
+        await journal.claim()
+    lines = [each for each in capsys.readouterr().err.splitlines() if "dropped" in each]
+    assert len(lines) == len(bad) + 1
+    for shown in ("id\\xff", "stream", "negative", "a\\r\\nb", "u\\xff"):
+        assert any(shown in line.replace("\\\\", "\\") for line in lines), shown

@@ -1,28 +1,16 @@
-"""The endpoint for operators tells whether the process lives and is ready."""
+"""The operator's endpoint tells balancers whether the process lives and is ready."""
 
 import pytest
 
-from streams.exchange import Headers, Request
-from streams.process.admin import LIVE_PATH, READY_PATH, Health, admin_address, admin_endpoint
-
-
-class Answered:
-    """A responder that keeps the response."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.body = b""
-
-    async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
-        self.status, self.headers, self.body = status, dict(headers), body
+from streams.admin.endpoint import AdminEndpoint
+from streams.admin.gate import TokenGate
+from streams.admin.health import LIVE_PATH, READY_PATH, Health, health_routes
+from tests.rigs.operators import Answered, asked_of
 
 
 async def asked(health: Health, path: str, method: str = "GET") -> Answered:
-    answered = Answered()
-    request = Request(method, path, {}, b"")
-    await admin_endpoint(health)(request, answered)  # type: ignore[arg-type]
-    return answered
+    """Ask as a balancer does: without a token, which the server does not even have."""
+    return await asked_of(AdminEndpoint(TokenGate(None), health_routes(health)), path, method)
 
 
 async def test_a_process_lives_before_it_is_ready() -> None:
@@ -66,14 +54,8 @@ async def test_other_paths_are_unknown(path: str) -> None:
     assert (await asked(Health(), path)).status == 404
 
 
-@pytest.mark.parametrize(
-    ("given", "address"),
-    [
-        ("9090", "127.0.0.1:9090"),
-        (":9090", "127.0.0.1:9090"),
-        ("0.0.0.0:9090", "0.0.0.0:9090"),
-        ("[::1]:0", "[::1]:0"),
-    ],
-)
-def test_a_port_alone_is_one_of_loopback(given: str, address: str) -> None:
-    assert admin_address(given) == address
+async def test_paths_that_may_come_are_unavailable_while_the_server_starts() -> None:
+    endpoint = AdminEndpoint(TokenGate(None), health_routes(Health()))
+    endpoint.is_starting = True
+    assert (await asked_of(endpoint, "/api/stats")).status == 503
+    assert (await asked_of(endpoint, LIVE_PATH)).status == 200

@@ -1,0 +1,1 @@
+"""The operator's page: what lives, as HTML that updates itself."""

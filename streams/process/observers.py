@@ -1,0 +1,82 @@
+"""The listeners to the engine of a process, as its options want them.
+
+Each observer is made before the engine, so that it hears of the calls that a restart interrupts.
+"""
+
+from collections.abc import Sequence
+
+import trio
+
+from streams.admin.changes import Changes
+from streams.admin.endpoint import Route
+from streams.admin.gate import TokenGate
+from streams.admin.metrics import metrics_route
+from streams.admin.page.routes import LivePage
+from streams.engine.events import Events
+from streams.journal.contract import Journal
+from streams.observe.history import History
+from streams.observe.registry import Registry
+from streams.observe.tallies import Renderer, Tallies
+from streams.process.loading import Hosted, Servable
+from streams.process.log import call_log
+from streams.process.options import Options
+from streams.process.telemetry import trace_calls
+from streams.server.running import RunningServer
+
+
+class Observers:
+    """The observers of one process."""
+
+    def __init__(self, server: Servable, options: Options) -> None:
+        self.events = Events()
+        self.calls = call_log(options, self.events)
+        self.tallies: Tallies | None = None
+        self.history: History | None = None
+        if options.otel:
+            trace_calls(self.events, are_names_ours=not isinstance(server, Hosted))
+        self._child_counts = server.child_counts if isinstance(server, Hosted) else None
+        if options.admin is not None:
+            self.tallies = Tallies(are_names_ours=not isinstance(server, Hosted))
+            self.events.listen(self.tallies.hear)
+            self.history = History(self.tallies)
+            self.events.listen(self.history.hear)
+
+    def watch(
+        self, running: RunningServer, journal: Journal, registry: Registry, nursery: trio.Nursery
+    ) -> list[Route]:
+        """Watch a server that runs, in tasks of `nursery`; returns what operators may ask for."""
+        if self.tallies is None:
+            return []
+        self.tallies.listen(running.engine)
+        nursery.start_soon(self.tallies.run)
+        return [metrics_route(self._renderer(running, journal, registry, self.tallies))]
+
+    def page(
+        self, running: RunningServer, registry: Registry, gate: TokenGate, nursery: trio.Nursery
+    ) -> Sequence[Route]:
+        """The operator's page, with a task of `nursery` that keeps the recent past."""
+        if self.history is None:
+            return ()
+        page = LivePage(registry, self.history, gate, Changes(registry, running.engine))
+        self.events.listen(page.hear)
+        nursery.start_soon(self.history.run, registry.live)
+        return page.routes
+
+    def _renderer(
+        self, running: RunningServer, journal: Journal, registry: Registry, tallies: Tallies
+    ) -> Renderer | None:
+        try:
+            from streams.observe.metrics import Metrics  # noqa: PLC0415  # takes time to load
+        except ImportError as error:
+            if error.name != "prometheus_client":
+                raise
+            return None
+        metrics = Metrics(
+            running.engine,
+            journal,
+            registry,
+            tallies,
+            bytes_max=0 if journal.replica else running.limits.journal_bytes_max,
+            child_counts=self._child_counts,
+        )
+        return metrics.render

@@ -1,0 +1,153 @@
+"""Decides which events are sent to whom, and adds them to the commits that they belong to.
+
+The server's own URLs get the events of all calls. A caller that is authenticated may name one more
+for its call, if the operator has listed it. The URL is part of the call's request, so a restart and
+other replicas know it as well.
+
+The caller's own URL gets the whole streamId. The server's URLs get the letters that operators see:
+with all of it, a receiver could resume the stream of an anonymous caller.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import trio
+from msgspec.structs import replace
+
+from streams.clock import wall
+from streams.engine.lifecycle import Question
+from streams.errors import Refusal, refusal
+from streams.exchange import authenticated
+from streams.journal.records import Append, Outcome, Record
+from streams.journal.webhooks import Webhook
+from streams.keys import SHOWN_LETTERS
+from streams.logs import STREAM_LETTERS, log
+from streams.messages import Run
+from streams.protocol.extension import WEBHOOK
+from streams.webhooks import events
+from streams.webhooks.receivers import Receivers
+
+# Webhooks that may wait, of one journal. A receiver that is away for days must not fill it.
+WAITING_MAX: Final = 10_000
+
+
+class Queue:
+    """`streams.engine.hooks.Hooks`. The sender counts what waits, and is woken by `has_more`."""
+
+    def __init__(
+        self,
+        receivers: Receivers,
+        urls: Sequence[str],
+        *,
+        has_content: bool = False,
+        clock: Callable[[], float] = wall,
+    ) -> None:
+        """`urls` are those of the server, `receivers` those that callers may name.
+
+        With `has_content`, events have the message that they tell of.
+        """
+        self._receivers = receivers
+        self._urls = tuple(urls)
+        self._has_content = has_content
+        self._clock = clock
+        self._is_full = False
+        self._has_told = False  # since the last commit
+        self.waiting = 0  # in the journal, as far as this process knows
+        self.has_more = trio.Event()
+
+    def check(self, url: Any, principal: str) -> None:
+        """See `Hooks.check`."""
+        if not authenticated(principal):
+            raise refusal("webhook_refused").saying(
+                f"Only authenticated callers may name a webhook: leave out _meta[{WEBHOOK!r}], or "
+                "send a bearer token."
+            )
+        if not isinstance(url, str):
+            raise refusal("webhook_refused").saying(f"_meta[{WEBHOOK!r}] must be a URL.")
+        try:
+            self._receivers.checked(url)
+        except ValueError as error:
+            raise refusal("webhook_refused").saying(
+                f"_meta[{WEBHOOK!r}] is no URL of a receiver: {error}."
+            ) from None
+        if not self._receivers.allow(url):
+            raise _not_listed()
+
+    def wants(self, record: Record) -> bool:
+        """See `Hooks.wants`."""
+        call = events.call_of(record.origin)
+        return call is not None and bool(self._urls_for(record, call))
+
+    def told(self, record: Record, append: Append, questions: Sequence[Question]) -> Append:
+        """See `Hooks.told`."""
+        call = events.call_of(record.origin)
+        urls = () if call is None else self._urls_for(record, call)
+        if call is None or not urls:
+            return append
+        told = [(events.QUESTION, each.seq, each.line) for each in questions]
+        if append.outcome.is_end:
+            told.append((_kind(append), append.run.last, _last_line(append.run)))
+        at = self._clock()
+        made = [
+            Webhook(
+                id=events.event_id(record, kind, seq, url),
+                stream=record.stream,
+                url=url,
+                body=events.event(
+                    kind,
+                    record,
+                    record.stream[:SHOWN_LETTERS] if url in self._urls else record.stream,
+                    call.tool,
+                    at,
+                    line if self._has_content else None,
+                ),
+                due_at=at,
+            )
+            for kind, seq, line in told
+            for url in urls
+        ]
+        return replace(append, webhooks=tuple(made)) if self._has_room_for(made, record) else append
+
+    def _urls_for(self, record: Record, call: events.Call) -> Sequence[str]:
+        given = call.webhook
+        if given is None or not authenticated(record.principal) or given in self._urls:
+            return self._urls
+        # The list may have become shorter since the call began.
+        return (*self._urls, given) if self._receivers.allow(given) else self._urls
+
+    def _has_room_for(self, made: Sequence[Webhook], record: Record) -> bool:
+        if self.waiting + len(made) > WAITING_MAX:
+            if not self._is_full:
+                log.error(
+                    "too many webhooks wait: events are dropped until their receivers take some",
+                    limit=WAITING_MAX,
+                    stream=record.stream[:STREAM_LETTERS],
+                )
+            self._is_full = True
+            return False
+        self._is_full = False
+        self.waiting += len(made)
+        self._has_told = True
+        return True
+
+    def committed(self) -> None:
+        """See `Hooks.committed`."""
+        if self._has_told:
+            self._has_told = False
+            self.has_more.set()
+
+
+def _kind(append: Append) -> str:
+    is_failed = append.outcome is Outcome.FAILED or append.last_error == append.run.last
+    return events.FAILED if is_failed else events.COMPLETED
+
+
+def _last_line(run: Run) -> bytes:
+    return run.body[run.body.rfind(b"\n", 0, -1) + 1 :]
+
+
+def _not_listed() -> Refusal:
+    return refusal("webhook_refused").saying(
+        f"This server's operator has not listed the URL in _meta[{WEBHOOK!r}] as one that callers "
+        "may name: leave it out, or ask the operator for --webhook-allow."
+    )
