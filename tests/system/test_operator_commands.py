@@ -301,9 +301,14 @@ def test_wrong_words_are_explained(tmp_path: Path) -> None:
         journal = str(server.journal)
         cases = [
             (("ls", str(tmp_path / "nowhere.db")), 2, "there is no such file"),
-            (("ls",), 2, "Name a journal"),
+            (("ls",), 2, "or a journal"),
             (("ls", "http://127.0.0.1:1"), 3, "cannot be asked"),
             (("ls", f"http://127.0.0.1:{server.http_port}"), 3, "--admin"),
+            (("ls", "127.0.0.1:9090"), 2, "--admin: http://127.0.0.1:9090"),
+            (("drain", journal, "--admin", "http://127.0.0.1:1"), 2, "name one place"),
+            (("stats", journal, "--journal", "other.db"), 2, "name one place"),
+            (("show", "x", "--journal", journal, "--admin", "unix:/s"), 2, "name one place"),
+            (("cancel", "x", "--journal", journal, "--admin", "unix:/s"), 2, "name one place"),
             (("ls", journal, "--state", "runing"), 2, "did you mean running"),
             (("ls", journal, "--every", "0"), 2, "--every"),
             (("show", "nothing", "--journal", journal), 4, "No call has an id"),
@@ -337,6 +342,9 @@ def test_all_replicas_show_the_calls_of_all(tmp_path: Path) -> None:
             assert {each["id"] for each in found} == calls
             assert len({each["owner"] for each in found}) == 3
         assert {each["id"] for each in listed(url)} == calls
+        for words in (("drain", url), ("cancel", next(iter(calls)), "--journal", url)):
+            done = run(*words)
+            assert (done.returncode, "name a replica's --admin" in done.stderr) == (2, True), done
         elsewhere = next(each for each in listed(addresses[0]) if not each["isInMemory"])
         assert succeeded("cancel", elsewhere["id"], "--admin", addresses[0]).stdout
 

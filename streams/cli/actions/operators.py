@@ -101,7 +101,7 @@ def cancel(where: Where, prefix: str, *, as_json: bool) -> int:
 
     async def ask(source: Source) -> int:
         if source.client is None:
-            raise CannotLook(f"No process serves {source.name}, so no call of it runs.")
+            raise CannotLook(_no_server(source, "no call of it runs"))
         done = await source.client.post("calls", prefix, "cancel")
         if as_json:
             print(as_json_text(done))
@@ -117,7 +117,7 @@ def drain(where: Where, grace_s: float | None, *, waits: bool, as_json: bool) ->
 
     async def ask(source: Source) -> int:
         if source.client is None:
-            raise CannotLook(f"No process serves {source.name}, so there is nothing to drain.")
+            raise CannotLook(_no_server(source, "there is nothing to drain"))
         done = await source.client.post("drain", value={"graceS": grace_s})
         if as_json:
             print(as_json_text(done), flush=True)
@@ -129,6 +129,13 @@ def drain(where: Where, grace_s: float | None, *, waits: bool, as_json: bool) ->
         return DONE
 
     return _run(where, ask)
+
+
+def _no_server(source: Source, so: str) -> str:
+    """Why a journal that is only read cannot be asked to change something."""
+    if source.path is None:  # a store does not tell the addresses of its replicas
+        return f"{source.name} is only read: name a replica's --admin, as http://HOST:PORT."
+    return f"No process serves {source.name}, so {so}."
 
 
 async def _ended(client: AdminClient) -> None:
