@@ -143,6 +143,7 @@ def api_routes(
             "pid": os.getpid(),
             "startedAt": began_at,
             "journal": options.journal_shown if options.is_kept else None,
+            "replica": engine.replica or None,
             "unready": engine.unready,
         }
 

@@ -316,9 +316,15 @@ def _row(call: CallView) -> Sequence[str]:
         call.state,
         lasting(wall() - call.began_at),
         pending,
-        call.transport or ("" if call.state not in ("running", "asking") else "away"),
+        _where_client_is(call),
         principal_word(call.principal),
     )
+
+
+def _where_client_is(call: CallView) -> str:
+    if call.is_elsewhere:
+        return "elsewhere"
+    return call.transport or ("away" if call.state in ("running", "asking") else "")
 
 
 # show
@@ -378,6 +384,8 @@ def _state(call: CallView) -> str:
 def _client(call: CallView, now: float) -> str:
     if call.connection is not None:
         return f"{call.transport}, connection {call.connection}"
+    if call.is_elsewhere:
+        return "at another replica, which knows it and whether the call asks"
     if call.expires_at is None:
         return "none here"
     left = lasting(call.expires_at - now)
