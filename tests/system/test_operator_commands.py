@@ -16,7 +16,7 @@ from streams.journal.ownership import operators_path
 from tests.rigs.command import Done, Following, run
 from tests.rigs.operators import SocketConnection, fetched
 from tests.rigs.redis_servers import running
-from tests.wire.process import Gate, ServerProcess, gate_in, wait_until
+from tests.wire.process import APP, Gate, ServerProcess, gate_in, wait_until
 from tests.wire.raw import DEADLINE_S, Peer
 from tests.wire.verbs import POSITIONS, start
 
@@ -185,6 +185,12 @@ def test_the_endpoint_may_be_a_unix_socket(tmp_path: Path) -> None:
         assert fetched(SocketConnection(path), "/health/live") == (200, b"ok\n")
         assert fetched(SocketConnection(path), "/api/stats")[0] == 401
         assert listed(f"unix:{path}") == []
+
+
+def test_a_socket_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    for path, says in (("", "has no path"), (tmp_path / "no" / "s", "name a new file in a folder")):
+        done = run("serve", APP, "--http", "127.0.0.1:0", "--admin", f"unix:{path}")
+        assert (done.returncode, says in done.stderr, "Errno" in done.stderr) == (2, True, False)
 
 
 def test_the_owner_of_a_stdio_servers_journal_is_asked(tmp_path: Path) -> None:

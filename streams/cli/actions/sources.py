@@ -235,8 +235,8 @@ def _only_server() -> Source:
     if running:
         raise CannotLook(f"Several servers of yours run. Name a journal: {_list(running)}")
     raise CannotLook(
-        "No server that `wrap` or `attach` has started runs. Name the address of a server's --admin, "
-        "or a journal: its file, or the URL of its store."
+        "No server that `wrap` or `attach` has started runs. Name the address of a server's "
+        "--admin, or a journal: its file, or the URL of its store."
     )
 
 
