@@ -127,7 +127,7 @@ class Queue:
         return made if self._has_room_for(made, record) else ()
 
     def _urls_for(self, record: Record, call: Origin) -> Sequence[str]:
-        """The receivers of a call's events; of a request that calls no tool there are none."""
+        """The receivers of a call's events; () for a request that calls no tool."""
         if call.method != CALL or not call.target:
             return ()
         given = call.webhook
