@@ -181,7 +181,7 @@ def _of_file(path: Path) -> Source:
 
 
 def _not_yours(path: Path) -> str:
-    """What to do where only another user may look."""
+    """The advice where only another user may look."""
     try:
         user = path.owner()
     except (KeyError, OSError):
