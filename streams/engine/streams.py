@@ -319,7 +319,8 @@ class Streams:
             if self.events.is_heard and not stream.is_suspended:
                 self.events.tell(CallReleased(stream))
             stream.store()
-            stream.rerun.suspend()
+            stream.tell_questions()
+            stream.rerun.suspend(stream.state.last)
             stream.scope.cancel()
 
     @staticmethod

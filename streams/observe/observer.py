@@ -34,11 +34,11 @@ _Running = TypeVar("_Running", bound=Running)
 
 
 class Observer:
-    """What operators are told of one server, in a program that runs `Server.open` itself.
+    """Tells operators of one server, in a program that runs `Server.open` itself.
 
     With `log_calls` standard error gets the lines of calls, as text or as JSON. With `metrics` the
     server is counted for Prometheus, which needs `mcp-streams[metrics]`: raises `ImportError`
-    without it. What is off costs nothing.
+    without it. Without either nothing is observed.
 
     Give `events` to `Server.open`, and what that returns to `watch`. An observer is for one server,
     once.

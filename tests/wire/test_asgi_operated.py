@@ -1,4 +1,4 @@
-"""What operators get of a server in an ASGI application: log, metrics, and a grace at the end."""
+"""Operators of a server in an ASGI application have its log, metrics, and a grace at the end."""
 
 import json
 import os
