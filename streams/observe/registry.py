@@ -25,7 +25,7 @@ from streams.engine.stream import Stream
 from streams.journal.records import Outcome, Record
 from streams.keys import SHOWN_LETTERS
 from streams.messages import RequestId, Run
-from streams.observe.requests import tool_in
+from streams.protocol.origin import tool_in
 
 NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
 PAGE_MAX: Final = 1_000  # calls

@@ -24,6 +24,7 @@ from streams.keys import SHOWN_LETTERS
 from streams.logs import STREAM_LETTERS, log
 from streams.messages import Run
 from streams.protocol.extension import WEBHOOK
+from streams.protocol.origin import CALL, Origin
 from streams.webhooks import events
 from streams.webhooks.receivers import Receivers
 
@@ -76,8 +77,7 @@ class Queue:
 
     def wants(self, record: Record) -> bool:
         """See `Hooks.wants`."""
-        call = events.call_of(record.origin)
-        return call is not None and bool(self._urls_for(record, call))
+        return bool(self._urls_for(record, Origin.of(record.origin)))
 
     def told(self, record: Record, append: Append, questions: Sequence[Question]) -> Append:
         """See `Hooks.told`."""
@@ -95,8 +95,7 @@ class Queue:
 
     def taken_back(self, record: Record, seq: int) -> Sequence[WebhookChange]:
         """See `Hooks.taken_back`."""
-        call = events.call_of(record.origin)
-        urls = () if call is None else self._urls_for(record, call)
+        urls = self._urls_for(record, Origin.of(record.origin))
         self.waiting = max(0, self.waiting - len(urls))
         return [DropWebhook(events.event_id(record, events.QUESTION, seq, url)) for url in urls]
 
@@ -104,9 +103,8 @@ class Queue:
         self, record: Record, told: Sequence[tuple[str, int, bytes]], after_s: float = 0.0
     ) -> Sequence[Webhook]:
         """The webhooks of events, each of them a kind, a seq and a line; none without room."""
-        call = events.call_of(record.origin)
-        urls = () if call is None else self._urls_for(record, call)
-        if call is None or not urls:
+        call = Origin.of(record.origin)
+        if not (urls := self._urls_for(record, call)):
             return ()
         at = self._clock()
         made = [
@@ -118,7 +116,7 @@ class Queue:
                     kind,
                     record,
                     record.stream[:SHOWN_LETTERS] if url in self._urls else record.stream,
-                    call.tool,
+                    call.target,
                     at,
                     line if self._has_content else None,
                 ),
@@ -129,9 +127,12 @@ class Queue:
         ]
         return self._with_room(made, record)
 
-    def _urls_for(self, record: Record, call: events.Call) -> Sequence[str]:
+    def _urls_for(self, record: Record, call: Origin) -> Sequence[str]:
+        """The receivers of a call's events; () for a request that calls no tool."""
+        if call.method != CALL or not call.target:
+            return ()
         given = call.webhook
-        if given is None or not authenticated(record.principal) or given in self._urls:
+        if not given or not authenticated(record.principal) or given in self._urls:
             return self._urls
         # The list may have become shorter since the call began.
         return (*self._urls, given) if self._receivers.allow(given) else self._urls

@@ -80,9 +80,6 @@ WRAPPING = [
     for page, number in (
         ("README.md", 1),
         ("docs/use/existing.md", 0),
-        ("docs/use/existing.md", 1),
-        ("docs/use/patience.md", 0),
-        ("docs/use/patience.md", 1),
     )
 ]
 

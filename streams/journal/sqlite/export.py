@@ -11,7 +11,7 @@ response alone. A row without `json` stands for a message that is lost.
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,7 +20,8 @@ from sqlite_utils import Database
 
 from streams.files import whole
 from streams.journal.sqlite.file import translated
-from streams.messages import Kind, Message, look, parse
+from streams.messages import Kind, Message, look
+from streams.protocol.origin import CALL, Origin
 
 ROWS_AT_ONCE: Final = 1_000
 
@@ -166,12 +167,12 @@ class _Rows:
         request: msgspec.Raw | None = told["request"]
         self._ended_at = self._tables.time(told.get("endedAt"))
         self._last = told.get("last")
-        method, tool = (None, None) if request is None else _asked(bytes(request))
+        call = Origin("") if request is None else Origin.of(bytes(request))
         self._tables.call(
             {
                 "stream": self._number,
-                "method": method,
-                "tool": tool,
+                "method": call.method or None,
+                "tool": (call.target or None) if call.method == CALL else None,
                 "created_at": self._tables.time(told.get("createdAt")),
                 "ended_at": self._ended_at,
                 "request": None if request is None else _text(bytes(request)),
@@ -195,15 +196,6 @@ class _Rows:
         """See `Sink.missing`."""
         for seq in range(first, last + 1):
             self._tables.message(self._number, seq, "missing", None, None, None)
-
-
-def _asked(request: bytes) -> tuple[str | None, str | None]:
-    """The method of a request, and the tool if it is a call."""
-    message = parse(request)
-    name: object = None
-    with suppress(msgspec.DecodeError):
-        name = msgspec.json.decode(message.params or b"{}", type=dict[str, Any]).get("name")
-    return _method(message), name if isinstance(name, str) else None
 
 
 def _method(message: Message) -> str | None:

@@ -120,7 +120,7 @@ async def test_a_call_that_ends_has_no_question(autojump_clock: MockClock) -> No
 
 
 async def restarted(journal: MemoryJournal) -> list[float]:
-    """What waits after a restart of a server whose client stays away."""
+    """The webhooks that wait after a restart of a server whose client stays away."""
     server, steps = restartable()
     steps.ask()
     async with open_house(server, journal=journal, hooks=queue(URL, clock=virtual)) as house:
