@@ -102,7 +102,7 @@ class _Server:
             patience.cancel()
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for a request; False if there is none."""
+        """Close the connection that has waited longest for a request; False without one."""
         for patience in self.waiting:
             del self.waiting[patience]
             patience.cancel()
