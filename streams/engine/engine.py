@@ -350,6 +350,11 @@ class Engine:
             await self._close(connection, is_complete=channel.is_complete)
 
     @property
+    def journal(self) -> Journal:
+        """The journal, for those that look."""
+        return self._journal
+
+    @property
     def index(self) -> Registry:
         """The streams in memory, for those that look."""
         return self._streams.index

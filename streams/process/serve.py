@@ -152,7 +152,7 @@ async def _serve(
                 registry = Registry(journal, running.engine)
                 operators.add(
                     *api_routes(running, registry, options, nursery),
-                    *observers.watch(running, journal, registry, nursery),
+                    *observers.watch(running, registry, nursery),
                     *observers.page(running, registry, operators.gate, nursery),
                 )
                 if options.owned is not None:

@@ -29,6 +29,7 @@ from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
 from transports.http.cors import PREFLIGHT, is_preflight
+from transports.http.debt import Debt
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
 from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
 from transports.net.sockets import (
@@ -102,7 +103,7 @@ class _Server:
         """Serve one connection to its end; the caller closes it."""
         # The peer may hang up during the handshake or a refusal. Errors of an endpoint are caught
         # in `_answer`.
-        debt = _Debt(self.listener.departure)
+        debt = Debt(self.listener.departure)
         with suppress(trio.BrokenResourceError, OSError), debt:
             stream = None
             with trio.move_on_after(HANDSHAKE_S):
@@ -257,42 +258,6 @@ def _is_hang_up(error: Exception) -> bool:
     return isinstance(error, trio.BrokenResourceError)
 
 
-class _Debt:
-    """Whether a connection owes a response that has not begun; a departure waits for it.
-
-    A new connection owes one: it was made for a request.
-    """
-
-    __slots__ = ("_departure", "_is_owed")
-
-    def __init__(self, departure: Departure | None) -> None:
-        self._departure = departure
-        self._is_owed = False
-
-    def __enter__(self) -> None:
-        self.owe()
-
-    def __exit__(self, *_: object) -> None:
-        self.settle()
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no request may follow the one that is answered now."""
-        return self._departure is not None and self._departure.has_begun
-
-    def owe(self) -> None:
-        """A request comes."""
-        if not self._is_owed and self._departure is not None:
-            self._is_owed = True
-            self._departure.enter()
-
-    def settle(self) -> None:
-        """The response has begun, or the connection has ended."""
-        if self._is_owed and self._departure is not None:
-            self._is_owed = False
-            self._departure.leave()
-
-
 class _Connection:
     """The bytes of one connection, both ways.
 
@@ -302,7 +267,7 @@ class _Connection:
     """
 
     def __init__(
-        self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery, debt: _Debt
+        self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery, debt: Debt
     ) -> None:
         self._stream = stream
         self.debt = debt
