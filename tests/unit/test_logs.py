@@ -316,6 +316,32 @@ def test_the_end_of_the_process_writes_the_lines_that_wait() -> None:
     assert b"the last line" in told.stderr
 
 
+A_LIBRARY_LOGS = """
+import logging
+from streams.logs import log_to_stderr
+log_to_stderr(as_json=True, levels={"quiet": logging.ERROR})
+logging.getLogger("exporter.grpc").warning("retrying in %s s", 2)
+logging.getLogger("exporter.grpc").info("connected")
+logging.getLogger("quiet").warning("not told")
+try:
+    raise ValueError("a fault")
+except ValueError:
+    logging.getLogger("exporter").exception("failed")
+"""
+
+
+def test_what_libraries_log_is_in_lines_of_this_log() -> None:
+    """Else a log of JSON lines would have others, which its reader cannot parse."""
+    told = subprocess.run(
+        [sys.executable, "-c", A_LIBRARY_LOGS], stderr=subprocess.PIPE, check=True, text=True
+    )
+    first, second = map(json.loads, told.stderr.splitlines())
+    assert (first["logger"], first["level"]) == ("exporter.grpc", "warning")
+    assert first["event"] == "retrying in 2 s"
+    assert (second["event"], second["level"]) == ("failed", "error")
+    assert "ValueError: a fault" in second["exception"]
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_standard_error_that_was_never_open_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, *, as_json: bool
