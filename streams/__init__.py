@@ -3,7 +3,7 @@
 A server: `Server` has the tools, `Call` and `SyncCall` are a tool's call while it runs. `Text`,
 `Image`, `Audio`, `ResourceLink` and `EmbeddedResource` are content. `RunningServer` and
 `HttpEndpoint` serve connections in a program of your own, with `open_sqlite_journal` or
-`MemoryJournal`, a `Keyring` and `Limits`.
+`MemoryJournal`, a `Keyring` and `Limits`; an `Observer` logs and counts their calls.
 
 A client: `Client` connects to `transports.dial(url)`, or to a `Server` in a test. `RunningCall` is
 a call, which gives each `Message` once, or each `Run` of messages. `Ticket` leads back to it from
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from streams.limits import Limits as Limits
     from streams.messages import Message as Message
     from streams.messages import Run as Run
+    from streams.observe.observer import Observer as Observer
     from streams.protocol.clients import ClientInfo as ClientInfo
     from streams.protocol.ticket import Ticket as Ticket
     from streams.protocol.vocabulary import Standing as Standing
@@ -140,6 +141,7 @@ _HOMES = {
         "Message",
         "Run",
     ),
+    "streams.observe.observer": ("Observer",),
     "streams.protocol.clients": ("ClientInfo",),
     "streams.protocol.ticket": ("Ticket",),
     "streams.protocol.vocabulary": ("Standing",),

@@ -347,5 +347,13 @@ class AsgiApp(Protocol):
     def lifespan(self, app: Any = None) -> AbstractAsyncContextManager[None]:
         """Serve for the length of a block: `FastAPI(lifespan=mounted.lifespan)`.
 
-        Entering opens the journal. Leaving shuts down within 4 s, and closes the journal.
+        Entering opens the journal. Leaving shuts down within 4 s, after the grace if one is set,
+        and closes the journal.
+        """
+
+    async def metrics(self, accept: str = "") -> tuple[bytes, str]:
+        """The text for Prometheus and its media type, for a request with this `Accept`.
+
+        Each process tells of itself. Raises `RuntimeError` without `Server.asgi(metrics=True)`, and
+        while the server does not run.
         """

@@ -5,10 +5,10 @@ from typing import Final
 from streams.admin.endpoint import NO_STORE, Route
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import HttpError, Request, Responder
+from streams.observe.observer import NOT_INSTALLED
 from streams.observe.tallies import Renderer
 
 PATH: Final = "/metrics"
-NOT_INSTALLED: Final = "Metrics need prometheus-client: pip install 'mcp-streams[metrics]'."
 
 
 def metrics_route(render: Renderer | None) -> Route:

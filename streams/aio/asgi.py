@@ -10,8 +10,10 @@ ends with the event loop; calls that a restart continues wait until then.
 
 An ASGI server that ends waits for open responses before it tells the application, and event streams
 do not end. So the application ends them when the signal comes, before the handler that was there.
+With a grace it lets running calls end first. No listener is ours: the ASGI server closes its own.
 """
 
+import math
 import signal
 import threading
 from collections.abc import (
@@ -23,6 +25,7 @@ from collections.abc import (
     MutableMapping,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, TypeVar
@@ -33,8 +36,9 @@ from streams.aio.guest import Guest, is_guest, keep_guest, run_asyncio
 from streams.auth.bearer import Authenticator
 from streams.errors import INTERNAL_ERROR, Refusal, first_of
 from streams.exchange import Admit, AsgiMessage, AsgiReceive, AsgiSend, HttpError
-from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability
+from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, LogFormat
 from streams.logs import log
+from streams.observe.observer import Observer
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from streams.server.server import Server
@@ -45,7 +49,7 @@ END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _T = TypeVar("_T")
 
-Serving = Callable[[], AbstractAsyncContextManager[tuple[RunningServer, AsgiRequests]]]
+Serving = Callable[[Observer], AbstractAsyncContextManager[tuple[RunningServer, AsgiRequests]]]
 
 _NOT_NOW: Final = Refusal(INTERNAL_ERROR, "The server does not serve now: try again later.")
 
@@ -67,6 +71,9 @@ class App:
         admit: Admit | None,
         allowed_hosts: Collection[str],
         allowed_origins: Collection[str],
+        log_calls: LogFormat | None = None,
+        metrics: bool = False,
+        grace_s: float = 0.0,
     ) -> None:
         if not path.startswith("/"):
             raise ValueError(f"path {path!r}: begin it with a slash, such as /mcp")
@@ -74,8 +81,13 @@ class App:
             raise ValueError("auth_tokens and admit: give one of them")
         if not LEASE_MIN_S <= lease_s <= LEASE_MAX_S:
             raise ValueError(f"lease_s {lease_s:g}: write {LEASE_MIN_S:g} to {LEASE_MAX_S:g}")
+        if not 0 <= grace_s < math.inf:
+            raise ValueError(f"grace_s {grace_s:g}: write seconds, 0 or more")
         self._server = server
         self._path = path
+        self._observing = partial(Observer, log_calls=log_calls, metrics=metrics)
+        self._observing()  # raises what is wrong
+        self._grace_s = grace_s
         self._place = Place(
             journal=journal,
             durability=durability,
@@ -115,6 +127,19 @@ class App:
             if guest is not None:
                 await guest.leave()
 
+    async def metrics(self, accept: str = "") -> tuple[bytes, str]:
+        """See `AsgiApp.metrics`."""
+        guest = None if trio.lowlevel.in_trio_task() else await Guest.enter()
+        try:
+            return await _in(guest, partial(self._measure, accept))
+        finally:
+            if guest is not None:
+                await guest.leave()
+
+    async def _measure(self, accept: str) -> tuple[bytes, str]:
+        service = await self._started()
+        return await service.observer.metrics(accept)
+
     async def _live(self, receive: AsgiReceive, send: AsgiSend) -> None:
         """The lifespan protocol, where the application is not mounted."""
         await receive()
@@ -149,6 +174,11 @@ class App:
     async def _answer(
         self, scope: MutableMapping[str, Any], receive: AsgiReceive, send: AsgiSend
     ) -> None:
+        service = await self._started()
+        await service.answer(scope, receive, send)
+
+    async def _started(self) -> "_Service":
+        """The service of this run of trio, once it has started or failed."""
         service = self._service
         if service is None or not service.is_of_this_run:
             log.warning(
@@ -158,11 +188,11 @@ class App:
             keep_guest()
             service = self._start()
         await service.started.wait()
-        await service.answer(scope, receive, send)
+        return service
 
     def _start(self) -> "_Service":
         """Start the service in this run of trio."""
-        self._service = _Service(self._serving)
+        self._service = _Service(self._serving, self._observing(), self._grace_s)
         trio.lowlevel.spawn_system_task(self._service.run)
         return self._service
 
@@ -178,11 +208,15 @@ class App:
         return service
 
     @asynccontextmanager
-    async def _serving(self) -> AsyncIterator[tuple[RunningServer, AsgiRequests]]:
+    async def _serving(
+        self, observer: Observer
+    ) -> AsyncIterator[tuple[RunningServer, AsgiRequests]]:
         limits = self._server.limits
         async with (
             open_storage(self._place, limits) as (opened, keys),
-            self._server.open(opened, keys.keyring) as running,
+            observer.watch(
+                self._server.open(opened, keys.keyring, events=observer.events)
+            ) as running,
         ):
             endpoint = HttpEndpoint(running, self._path)
             yield (
@@ -196,6 +230,7 @@ class App:
                     allowed_hosts=self._allowed_hosts,
                     allowed_origins=self._allowed_origins,
                     admit=self._admit,
+                    departure=running.engine.departure,
                 ),
             )
 
@@ -203,14 +238,17 @@ class App:
 class _Service:
     """The server while it runs, in a system task of one run of trio."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, observer: Observer, grace_s: float) -> None:
+        self.observer = observer
         self.started = trio.Event()  # or failed
         self.ended = trio.Event()
         self.failure: BaseException | None = None
         self._serving = serving
+        self._grace_s = grace_s
         self._running: RunningServer
         self._requests: AsgiRequests | None = None
         self._leaving = trio.Event()
+        self._hurrying = trio.Event()  # a second signal has come
         self._scopes: set[trio.CancelScope] = set()  # of the requests that are answered
         self._token = trio.lowlevel.current_trio_token()
 
@@ -222,11 +260,14 @@ class _Service:
     async def run(self) -> None:
         """Serve until `end`. An error is kept and logged, since the process goes on without us."""
         try:
-            async with self._serving() as (self._running, self._requests):
+            async with self._serving(self.observer) as (self._running, self._requests):
                 with _at_end_signals(self._leave_soon):
                     self.started.set()
                     await self._leaving.wait()
-                    await self._running.engine.shut_down()
+                    if self._grace_s:
+                        await self._drain()
+                    else:
+                        await self._running.engine.shut_down()
         except* Exception as errors:
             self.failure = first_of(errors)
             log.error("the ASGI app serves no more: restart it", why=str(self.failure))
@@ -237,10 +278,26 @@ class _Service:
             for scope in self._scopes:
                 scope.cancel()
 
+    async def _drain(self) -> None:
+        log.info("draining", grace_s=self._grace_s)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hurry)
+            await self._running.drain(self._grace_s)
+            nursery.cancel_scope.cancel()
+
+    async def _hurry(self) -> None:
+        await self._hurrying.wait()
+        await self._running.drain(0)
+
     def _leave_soon(self) -> None:
         """Called by handlers of signals."""
         with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._leaving.set, idempotent=True)
+            self._token.run_sync_soon(self._heard_signal)
+
+    def _heard_signal(self) -> None:
+        if self._leaving.is_set():
+            self._hurrying.set()
+        self._leaving.set()
 
     async def end(self) -> None:
         self._leaving.set()

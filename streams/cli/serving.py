@@ -12,12 +12,11 @@ from cyclopts import Parameter
 
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, checked_path, is_url
-from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits
+from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits, LogFormat
 from streams.process.options import (
     Auth,
     CannotServe,
     KeepCancelled,
-    LogFormat,
     Options,
     Patience,
     Webhooks,

@@ -350,6 +350,11 @@ class Engine:
             await self._close(connection, is_complete=channel.is_complete)
 
     @property
+    def journal(self) -> Journal:
+        """The journal, for those that look."""
+        return self._journal
+
+    @property
     def index(self) -> Registry:
         """The streams in memory, for those that look."""
         return self._streams.index
@@ -555,6 +560,11 @@ class Engine:
             for connection in connections:
                 connection.separation.hurry()
                 await connection.caught_up()
+
+    @property
+    def replica(self) -> str:
+        """The id of this process among those that share the journal; "" where none do."""
+        return self._journal.replica
 
     @property
     def unready(self) -> str:

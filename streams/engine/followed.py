@@ -148,6 +148,9 @@ class FollowedStream(Stream):
         else:
             delivery.drop()
 
+    def tell_questions(self) -> None:
+        """Its owner tells of them."""
+
     def _open(self, request_id: RequestId, question: Question) -> None:
         if request_id not in self.state.questions:
             self.state.questions[request_id] = question

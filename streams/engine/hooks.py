@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from streams.engine.lifecycle import Question
 from streams.journal.records import Append, Record
+from streams.journal.webhooks import WebhookChange
 
 
 class Hooks(Protocol):
@@ -24,6 +25,14 @@ class Hooks(Protocol):
 
         `questions` are the requests to the client among its lines, if no client is attached.
         """
+
+    def left(
+        self, record: Record, questions: Sequence[Question], after_s: float
+    ) -> Sequence[WebhookChange]:
+        """Webhooks that tell of these questions after so many seconds."""
+
+    def taken_back(self, record: Record, seq: int) -> Sequence[WebhookChange]:
+        """Changes that remove the webhooks of the question at `seq`."""
 
     def committed(self) -> None:
         """Changes that `told` has returned before may be durable now."""

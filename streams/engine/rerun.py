@@ -197,10 +197,18 @@ class Rerun:
         # Recorded after the pause: a server that dies during the pause has not died of this call.
         await self._committer.settled(Restarted(record.stream, record.fence, attempts, record.last))
 
-    def suspend(self) -> None:
-        """The server shuts down in good order: this does not count as a failed attempt."""
+    def suspend(self, last: int) -> None:
+        """The server shuts down in good order: this does not count as a failed attempt.
+
+        `last` is the number of the last line that the stream has.
+        """
         self.is_suspended = True
-        self._committer.add(Restarted(self._record.stream, self._record.fence, 0, 0))
+        self._committer.add(Restarted(self._record.stream, self._record.fence, 0, last))
+
+    @property
+    def was_suspended(self) -> bool:
+        """Whether the last run ended by `suspend`."""
+        return self._restart.attempts == 0 and self._restart.reached == self._record.last
 
     async def checkpoint(self, last: int, state: bytes) -> None:
         """Begin here, with this state in JSON, at the next restart; returns when that is durable.

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from streams import messages
 from streams.clock import wall
+from streams.engine.absence import Absence
 from streams.engine.committer import Committer
 from streams.engine.hooks import Hooks
 from streams.engine.identity import call_digest
@@ -176,6 +177,7 @@ class Stream:
 
     __slots__ = (
         "__weakref__",
+        "_absence",
         "_answers",
         "_asked_for_progress",
         "_changed",
@@ -294,11 +296,12 @@ class Stream:
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
         self._answers, self._on_stored, self._on_settled = answers, on_stored, on_settled
-        self._limits, self._committer, self._keyring, self._events = (
+        self._limits, self._committer, self._keyring, self._events, self._absence = (
             limits,
             committer,
             keyring,
             events,
+            None if committer.hooks is None else Absence(committer.hooks, committer.add),
         )
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
@@ -428,7 +431,9 @@ class Stream:
         finally:
             if self._answers.get(request_id, answer) is answer:  # else it is asked once more
                 self._answers.pop(request_id, None)
-                self.state.questions.pop(request_id, None)
+                question = self.state.questions.pop(request_id, None)
+                if question is not None and not self.is_suspended:
+                    self._is_over(question.seq)
 
     def _new_request_id(self) -> str:
         """An id for a request. Any replica that gets the answer finds the stream by it."""
@@ -554,6 +559,11 @@ class Stream:
         """
         assert self.rerun is not None
         self._reopen(self.rerun, await self.rerun.questions())
+        if self._absence is not None and self.delivery is None:
+            if self.rerun.was_suspended:
+                self._absence.restarted(self.state.questions.values())
+            else:
+                self.tell_questions()
 
     def _reopen(self, rerun: Rerun, questions: dict[RequestId, Question]) -> None:
         self._rerun_answers = {}
@@ -623,6 +633,7 @@ class Stream:
         """`why` it is an error; "" for a result."""
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=bool(why), at=wall())
+        self._is_over()
         if self._events.is_heard:
             self._events.ended(self, why)
         if self.is_deferred and self.delivery is not None:
@@ -651,6 +662,8 @@ class Stream:
             first, last = append.run.seq, append.run.last
             asked = self.state.questions.values()
             questions = [each for each in asked if first <= each.seq <= last]
+            if questions and self._absence is not None:
+                questions = list(self._absence.asked(questions))
         if not (questions or append.outcome.is_end):
             return append
         return hooks.told(self.record, append, questions)
@@ -716,6 +729,7 @@ class Stream:
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """The client has answered the request at `seq`."""
+        self._is_over(seq)
         if self._events.is_heard:
             assert isinstance(message.id, int | str)
             self._events.answered(self, message.id)
@@ -736,6 +750,7 @@ class Stream:
         """
         was_live = self.state.outcome is LIVE
         change = self.state.close(event, self.record.fence, at=wall())
+        self._is_over()
         if was_live and self._events.is_heard:
             self._events.ended(self, why or change.outcome.value)
         return change
@@ -831,6 +846,8 @@ class Stream:
         confirms = delivery.reader.confirms or self.state.is_paged
         self.state.attach(delivery.position, confirms=confirms)
         self.is_left = False
+        if self._absence is not None:
+            self._absence.returned(self.record)
         if self.on_attach is not None:
             self.on_attach(self)
 
@@ -897,7 +914,18 @@ class Stream:
     def _leave(self, leave: Callable[[float], None]) -> None:
         self._left_at = trio.current_time()
         leave(self._left_at)
-        self._on_settled(self)
+        self._on_settled(self)  # which may end the stream
+        self.tell_questions()
+
+    def tell_questions(self) -> None:
+        """Tell webhooks of the open questions, because their client is gone."""
+        if self._absence is not None and self.state.questions and not self.is_lost:
+            self._absence.left(self.record, self.state.questions.values())
+
+    def _is_over(self, seq: int | None = None) -> None:
+        """The question at `seq`, or each of them, wants no answer any more."""
+        if self._absence is not None:
+            self._absence.over(self.record, seq)
 
     def read_differently(self, delivery: Follower) -> None:
         """The client of this delivery wants log messages of another level."""

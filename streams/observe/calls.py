@@ -41,7 +41,7 @@ from streams.engine.stream import Stream
 from streams.exchange import TraceHeaders, is_anonymous
 from streams.journal.records import Outcome, Record
 from streams.logs import STANDARD_ERROR, STREAM_LETTERS, escaped, redacted
-from streams.observe.requests import CALL, Origin
+from streams.protocol.origin import CALL, Origin
 
 LOGGER: Final = "calls"
 

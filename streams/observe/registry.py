@@ -25,7 +25,7 @@ from streams.engine.stream import Stream
 from streams.journal.records import Outcome, Record
 from streams.keys import SHOWN_LETTERS
 from streams.messages import RequestId, Run
-from streams.observe.requests import tool_in
+from streams.protocol.origin import tool_in
 
 NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
 PAGE_MAX: Final = 1_000  # calls
@@ -101,6 +101,12 @@ class CallView(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         """Whether a client is connected for it, at this process."""
         return self.connection is not None
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another replica runs it: it alone knows its client and open questions."""
+        is_ours = self.is_in_memory or self.is_attached
+        return self.state in LIVE_STATES and bool(self.owner) and not is_ours
+
 
 class ConnectionView(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """One open connection; over HTTP, one response. `client` is what the client calls itself."""
@@ -124,6 +130,7 @@ class Counts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     evicted: int
     pending: int  # messages, of all calls in memory
     pending_bytes: int
+    uncounted: int  # of the pending messages, those whose bytes are not in `pending_bytes`
     questions: int
     connections: dict[str, int]  # by transport
     sessions: int  # over HTTP
@@ -201,7 +208,7 @@ class Registry:
 
     def counts(self) -> Counts:
         """The numbers of what lives in this process. They take about 1 µs for each call."""
-        running = asking = attached = ended = pending = size = questions = 0
+        running = asking = attached = ended = pending = size = uncounted = questions = 0
         for stream in self.live():
             state = stream.state
             if state.outcome is Outcome.LIVE:
@@ -215,6 +222,7 @@ class Registry:
             if not state.is_tombstone:
                 pending += state.last - state.delivered
                 size += state.kept_bytes
+                uncounted += state.unmeasured
         by_transport: dict[str, int] = {}
         for connection in self._open:
             name = connection.transport
@@ -228,6 +236,7 @@ class Registry:
             evicted=0 if engine is None else engine.index.evicted,
             pending=pending,
             pending_bytes=size,
+            uncounted=uncounted,
             questions=questions,
             connections=by_transport,
             sessions=0 if engine is None else sum(1 for _ in engine.sessions),
@@ -289,7 +298,9 @@ class Registry:
         found = {each.id for each in self.live() if each.id.startswith(prefix)}
         found.update(await self._journal.beginning_with(prefix, limit=2))
         if not found or not prefix:
-            raise NoSuchCall(f"No call has an id that begins with {prefix}: list them.")
+            raise NoSuchCall(
+                f"No call has an id that begins with {prefix}: mcp-streams ls lists them."
+            )
         if len(found) > 1:
             raise NoSuchCall(f"Several calls have ids that begin with {prefix}: write more.")
         return found.pop()
@@ -356,7 +367,7 @@ class Registry:
             written=None if stream.delivery is None else max(0, stream.delivery.written),
             delivered=state.delivered,
             pending=0 if state.is_tombstone else state.last - state.delivered,
-            pending_bytes=state.kept_bytes,
+            pending_bytes=None if state.unmeasured else state.kept_bytes,
             questions=tuple(map(_question, state.questions.items())),
             transport="" if connection is None else connection.transport,
             connection=None if connection is None else connection.number,

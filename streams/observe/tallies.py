@@ -28,7 +28,7 @@ from streams.engine.events import (
 )
 from streams.engine.stream import Stream
 from streams.journal.records import Append, Change, Outcome
-from streams.observe.requests import tool_in
+from streams.protocol.origin import tool_in
 
 # Upper bounds of buckets, in seconds. A commit takes 0.1 ms without fsync, and 10 ms with it.
 COMMIT_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

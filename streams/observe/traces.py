@@ -55,8 +55,8 @@ from streams.engine.stream import Stream
 from streams.errors import code_of
 from streams.exchange import TraceHeaders
 from streams.journal.records import Outcome
-from streams.observe.requests import CALL, Origin
 from streams.observe.tallies import Names, outcome_of
+from streams.protocol.origin import CALL, Origin
 
 NAME: Final = "mcp-streams"
 # The buckets that the conventions name, in seconds.

@@ -92,8 +92,11 @@ class Exit:
         os._exit(code)
 
     def _tell(self, code: int) -> None:
-        told: dict[str, object] = {"tools": ", ".join(self.tools()) or "none", "code": code}
-        log.warning("the process ends at its deadline; some tools have not ended", **told)
+        tools = ", ".join(self.tools())
+        # Without tools it is a library that has not: an exporter whose collector is away, mostly.
+        what = "some tools have not ended" if tools else "a thread of a library has not ended"
+        told = {"tools": tools} if tools else {}
+        log.warning(f"the process ends at its deadline; {what}", **told, code=code)
         STANDARD_ERROR.finish(FINAL_LOG_S)
         failure = self.failure()
         if code == END_OF_FAILURE and failure is not None:

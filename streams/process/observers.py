@@ -13,8 +13,8 @@ from streams.admin.gate import TokenGate
 from streams.admin.metrics import metrics_route
 from streams.admin.page.routes import LivePage
 from streams.engine.events import Events
-from streams.journal.contract import Journal
 from streams.observe.history import History
+from streams.observe.observer import renderer_of
 from streams.observe.registry import Registry
 from streams.observe.tallies import Renderer, Tallies
 from streams.process.loading import Hosted, Servable
@@ -42,14 +42,14 @@ class Observers:
             self.events.listen(self.history.hear)
 
     def watch(
-        self, running: RunningServer, journal: Journal, registry: Registry, nursery: trio.Nursery
+        self, running: RunningServer, registry: Registry, nursery: trio.Nursery
     ) -> list[Route]:
         """Watch a server that runs, in tasks of `nursery`; returns what operators may ask for."""
         if self.tallies is None:
             return []
         self.tallies.listen(running.engine)
         nursery.start_soon(self.tallies.run)
-        return [metrics_route(self._renderer(running, journal, registry, self.tallies))]
+        return [metrics_route(self._renderer(running, registry, self.tallies))]
 
     def page(
         self, running: RunningServer, registry: Registry, gate: TokenGate, nursery: trio.Nursery
@@ -63,20 +63,11 @@ class Observers:
         return page.routes
 
     def _renderer(
-        self, running: RunningServer, journal: Journal, registry: Registry, tallies: Tallies
+        self, running: RunningServer, registry: Registry, tallies: Tallies
     ) -> Renderer | None:
         try:
-            from streams.observe.metrics import Metrics  # noqa: PLC0415  # takes time to load
+            return renderer_of(running, tallies, registry=registry, child_counts=self._child_counts)
         except ImportError as error:
             if error.name != "prometheus_client":
                 raise
             return None
-        metrics = Metrics(
-            running.engine,
-            journal,
-            registry,
-            tallies,
-            bytes_max=0 if journal.replica else running.limits.journal_bytes_max,
-            child_counts=self._child_counts,
-        )
-        return metrics.render

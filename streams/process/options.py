@@ -19,7 +19,6 @@ from streams.limits import LEASE_S, Durability
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
 KeepCancelled = Literal["timeout", "always", "never"]
-LogFormat = Literal["text", "json"]
 Stderr = Literal["log", "inherit", "null"]
 
 ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"

@@ -19,7 +19,7 @@ from streams.engine.streams import DEFERRAL_S
 from streams.exchange import Admit, AsgiApp
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import LEASE_S, Durability, Limits
+from streams.limits import LEASE_S, Durability, Limits, LogFormat
 from streams.server.features import Features
 from streams.server.local import LocalBackend
 from streams.server.methods import Methods
@@ -309,6 +309,9 @@ class Server:
         admit: Admit | None = None,
         allowed_hosts: Collection[str] = (),
         allowed_origins: Collection[str] = (),
+        log_calls: LogFormat | None = None,
+        metrics: bool = False,
+        grace_s: float = 0.0,
     ) -> AsgiApp:
         """An ASGI application that serves this server over HTTP, at `path` below its own place.
 
@@ -321,6 +324,10 @@ class Server:
         process. `lease_s`, `replicas_acked` and `key_file` are for a store: all its replicas have
         the same. `auth_tokens` is a file of bearer tokens. Any other authentication is an `admit`
         of one's own (`streams.auth.bearer`).
+
+        `log_calls` writes the log of calls to standard error. With `metrics` there are those of
+        `AsgiApp.metrics`. At the end running calls have up to `grace_s` seconds to end; a second
+        signal ends them at once.
         """
         # By name, because the module is above this one: it knows transports.
         home = importlib.import_module("streams.aio.asgi")
@@ -336,6 +343,9 @@ class Server:
             admit=admit,
             allowed_hosts=allowed_hosts,
             allowed_origins=allowed_origins,
+            log_calls=log_calls,
+            metrics=metrics,
+            grace_s=grace_s,
         )
         return app
 
@@ -352,7 +362,8 @@ class Server:
         """Take over the journal's streams and run the server, for the length of a block.
 
         `patience` is for clients that do not wait for long (`streams.backends.PatienceSettings`).
-        `events` (`streams.engine.events`) tell what happens to calls; listen to them before.
+        `events` (`streams.engine.events`) tell what happens to calls; listen to them before. Those
+        of an `Observer` are logged and counted.
         `hooks` makes webhooks (`streams.webhooks`). Leaving the block shuts the server down within
         4 s, and then leaves the lifespan. Raises `LifespanFailed` where that fails.
         """

@@ -15,7 +15,6 @@ import msgspec
 
 from streams import messages
 from streams.journal.records import Record
-from streams.protocol.extension import WEBHOOK
 
 # "The recommended size of the payload is smaller than 20kb" (Standard Webhooks).
 CONTENT_BYTES_MAX: Final = 16 * 1024
@@ -27,27 +26,6 @@ QUESTION: Final = "call.question"  # asked while no client was attached
 _STATUS: Final = {COMPLETED: "completed", FAILED: "failed", QUESTION: "asking"}
 
 
-class Call(msgspec.Struct, frozen=True):
-    """The part of a call's request that webhooks need."""
-
-    tool: str
-    webhook: str | None  # a URL that the caller has given
-
-
-class _Meta(msgspec.Struct):
-    webhook: Any = msgspec.field(name=WEBHOOK, default=None)
-
-
-class _Params(msgspec.Struct):
-    name: str = ""
-    meta: _Meta | None = msgspec.field(name="_meta", default=None)
-
-
-class _Request(msgspec.Struct):
-    method: str = ""
-    params: _Params | None = None
-
-
 class _Line(msgspec.Struct):
     """A message that is told: a response, or a request to the client."""
 
@@ -57,20 +35,7 @@ class _Line(msgspec.Struct):
     params: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-_request: Final = msgspec.json.Decoder(_Request).decode
 _line: Final = msgspec.json.Decoder(_Line).decode
-
-
-def call_of(request: bytes) -> Call | None:
-    """The call in a stored request; None for a request that is no call of a tool."""
-    try:
-        found = _request(request)
-    except (ValueError, RecursionError):
-        return None  # of another shape: the server has refused it, or a backend knows it
-    if found.method != "tools/call" or found.params is None:
-        return None
-    given = found.params.meta.webhook if found.params.meta is not None else None
-    return Call(found.params.name, given if isinstance(given, str) else None)
 
 
 def event_id(record: Record, kind: str, seq: int, url: str) -> str:

@@ -19,16 +19,18 @@ from streams.engine.lifecycle import Question
 from streams.errors import Refusal, refusal
 from streams.exchange import authenticated
 from streams.journal.records import Append, Outcome, Record
-from streams.journal.webhooks import Webhook
+from streams.journal.webhooks import DropWebhook, SaveWebhook, Webhook, WebhookChange
 from streams.keys import SHOWN_LETTERS
 from streams.logs import STREAM_LETTERS, log
 from streams.messages import Run
 from streams.protocol.extension import WEBHOOK
+from streams.protocol.origin import CALL, Origin
 from streams.webhooks import events
 from streams.webhooks.receivers import Receivers
 
 # Webhooks that may wait, of one journal. A receiver that is away for days must not fill it.
 WAITING_MAX: Final = 10_000
+CALLERS_PART: Final = 2  # beyond this part of it only the server's own URLs get events
 
 
 class Queue:
@@ -75,18 +77,35 @@ class Queue:
 
     def wants(self, record: Record) -> bool:
         """See `Hooks.wants`."""
-        call = events.call_of(record.origin)
-        return call is not None and bool(self._urls_for(record, call))
+        return bool(self._urls_for(record, Origin.of(record.origin)))
 
     def told(self, record: Record, append: Append, questions: Sequence[Question]) -> Append:
         """See `Hooks.told`."""
-        call = events.call_of(record.origin)
-        urls = () if call is None else self._urls_for(record, call)
-        if call is None or not urls:
-            return append
         told = [(events.QUESTION, each.seq, each.line) for each in questions]
         if append.outcome.is_end:
             told.append((_kind(append), append.run.last, _last_line(append.run)))
+        return replace(append, webhooks=tuple(self._made(record, told)))
+
+    def left(
+        self, record: Record, questions: Sequence[Question], after_s: float
+    ) -> Sequence[WebhookChange]:
+        """See `Hooks.left`."""
+        told = [(events.QUESTION, each.seq, each.line) for each in questions]
+        return [SaveWebhook(each) for each in self._made(record, told, after_s)]
+
+    def taken_back(self, record: Record, seq: int) -> Sequence[WebhookChange]:
+        """See `Hooks.taken_back`."""
+        urls = self._urls_for(record, Origin.of(record.origin))
+        self.waiting = max(0, self.waiting - len(urls))
+        return [DropWebhook(events.event_id(record, events.QUESTION, seq, url)) for url in urls]
+
+    def _made(
+        self, record: Record, told: Sequence[tuple[str, int, bytes]], after_s: float = 0.0
+    ) -> Sequence[Webhook]:
+        """The webhooks of events, each of them a kind, a seq and a line; none without room."""
+        call = Origin.of(record.origin)
+        if not (urls := self._urls_for(record, call)):
+            return ()
         at = self._clock()
         made = [
             Webhook(
@@ -97,38 +116,48 @@ class Queue:
                     kind,
                     record,
                     record.stream[:SHOWN_LETTERS] if url in self._urls else record.stream,
-                    call.tool,
+                    call.target,
                     at,
                     line if self._has_content else None,
                 ),
-                due_at=at,
+                due_at=at + after_s,
             )
             for kind, seq, line in told
             for url in urls
         ]
-        return replace(append, webhooks=tuple(made)) if self._has_room_for(made, record) else append
+        return self._with_room(made, record)
 
-    def _urls_for(self, record: Record, call: events.Call) -> Sequence[str]:
+    def _urls_for(self, record: Record, call: Origin) -> Sequence[str]:
+        """The receivers of a call's events; () for a request that calls no tool."""
+        if call.method != CALL or not call.target:
+            return ()
         given = call.webhook
-        if given is None or not authenticated(record.principal) or given in self._urls:
+        if not given or not authenticated(record.principal) or given in self._urls:
             return self._urls
         # The list may have become shorter since the call began.
         return (*self._urls, given) if self._receivers.allow(given) else self._urls
 
-    def _has_room_for(self, made: Sequence[Webhook], record: Record) -> bool:
-        if self.waiting + len(made) > WAITING_MAX:
-            if not self._is_full:
-                log.error(
-                    "too many webhooks wait: events are dropped until their receivers take some",
-                    limit=WAITING_MAX,
-                    stream=record.stream[:STREAM_LETTERS],
-                )
-            self._is_full = True
-            return False
-        self._is_full = False
-        self.waiting += len(made)
-        self._has_told = True
-        return True
+    def _with_room(self, made: Sequence[Webhook], record: Record) -> Sequence[Webhook]:
+        """Those of these webhooks that may wait.
+
+        Callers must not be able to fill what the server's own receivers need.
+        """
+        kept = made
+        if self.waiting + len(made) > WAITING_MAX // CALLERS_PART:
+            kept = [each for each in made if each.url in self._urls]
+        if self.waiting + len(kept) > WAITING_MAX:
+            kept = ()
+        is_full = len(kept) < len(made)
+        if is_full and not self._is_full:
+            log.error(
+                "too many webhooks wait: events are dropped until their receivers take some",
+                waiting=self.waiting,
+                stream=record.stream[:STREAM_LETTERS],
+            )
+        self._is_full = is_full or (self._is_full and self.waiting > WAITING_MAX // CALLERS_PART)
+        self.waiting += len(kept)
+        self._has_told = self._has_told or bool(kept)
+        return kept
 
     def committed(self) -> None:
         """See `Hooks.committed`."""

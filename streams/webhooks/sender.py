@@ -13,7 +13,8 @@ The states of a webhook that is in the journal:
 | waiting   | later: `SCHEDULE`, `Retry-After`    |              | due, at that time               |
 | due       | past                                |              | taken, by one replica           |
 | taken     | `LEASE_S` later in a shared journal |              | under way; put off if too many  |
-|           |                                     |              | are under way to its receiver   |
+|           |                                     |              | are under way to its receiver,  |
+|           |                                     |              | or to slow ones                 |
 | under way | as taken                            | `_under_way` | dropped, or waiting             |
 | put off   | `BUSY_S` later or more              | `_busy`      | waiting, once that is committed |
 
@@ -58,6 +59,12 @@ ATTEMPT_S: Final = 15.0  # from the look at the name to the status of the answer
 LEASE_S: Final = 60.0  # longer than an attempt and the commit that follows it
 AT_ONCE: Final = 16  # attempts that are under way
 PER_RECEIVER: Final = 8  # of them: one that hangs must not keep all others waiting
+# Receivers whose last attempt took longer than this are *slow*. All of them together have a part of
+# the attempts, so that the others do not wait for some that hang.
+PROMPT_S: Final = 1.0
+SLOW_AT_ONCE: Final = 8
+PER_SLOW: Final = 4
+SLOW_MAX: Final = 1000  # receivers that are known to be slow
 # Until a webhook to a receiver with so many is looked at again; longer where many wait, because
 # each look writes to the journal.
 BUSY_S: Final = 2.0
@@ -132,6 +139,7 @@ class Sender:
         self._look_s = LOOK_SHARED_S if journal.replica else LOOK_S
         self._under_way: dict[str, str] = {}  # receivers, by the ids of webhooks
         self._busy: set[str] = set()  # ids that are being put off
+        self._slow: dict[str, None] = {}  # receivers, the one that was found so last at the end
 
     async def run(self) -> None:
         """Send for ever. Raises `JournalUnusable` where the journal cannot be used any more."""
@@ -176,7 +184,7 @@ class Sender:
         counts = Counter(self._under_way.values())
         for webhook in webhooks:
             where = origin(webhook.url)
-            if counts[where] < PER_RECEIVER:
+            if self._has_room_for(where, counts):
                 counts[where] += 1
                 self._under_way[webhook.id] = where
                 nursery.start_soon(self._send, webhook)
@@ -185,6 +193,13 @@ class Sender:
         busy = [each for each in webhooks if each.id in self._busy]
         if busy:
             nursery.start_soon(self._put_off, busy)
+
+    def _has_room_for(self, where: str, counts: Counter[str]) -> bool:
+        """Whether a receiver may have one more attempt, of these that are under way."""
+        if where not in self._slow:
+            return counts[where] < PER_RECEIVER
+        slow = sum(count for each, count in counts.items() if each in self._slow)
+        return slow < SLOW_AT_ONCE and counts[where] < PER_SLOW
 
     async def _put_off(self, webhooks: Sequence[Webhook]) -> None:
         """Make room for webhooks to other receivers."""
@@ -195,9 +210,20 @@ class Sender:
 
     async def _send(self, webhook: Webhook) -> None:
         """Make one attempt, and tell the journal how it has ended."""
-        await self._save(await self._attempted(webhook))
+        began_at = trio.current_time()
+        ended = await self._attempted(webhook)
+        self._learn(origin(webhook.url), trio.current_time() - began_at)
+        await self._save(ended)
         del self._under_way[webhook.id]
         self._queue.has_more.set()
+
+    def _learn(self, where: str, took_s: float) -> None:
+        """An attempt to a receiver took so long. One that fails at once keeps no others waiting."""
+        self._slow.pop(where, None)
+        if took_s > PROMPT_S:
+            self._slow[where] = None
+        if len(self._slow) > SLOW_MAX:
+            del self._slow[next(iter(self._slow))]
 
     async def _attempted(self, webhook: Webhook) -> WebhookChange:
         where = receiver(webhook.url)

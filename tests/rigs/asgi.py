@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -73,11 +74,32 @@ class AsgiServer:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; returns the exit code."""
         assert self._process is not None
-        process, self._process = self._process, None
         if number is signal.SIGKILL:
-            _kill(process)
+            _kill(self._process)
         else:
-            process.send_signal(number)
+            self._process.send_signal(number)
+        return self.wait()
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal, and wait until the port is closed."""
+        os.kill(self.pid, number)
+        give_up_at = time.monotonic() + DEADLINE_S
+        while self._listens():
+            assert time.monotonic() < give_up_at, self.log
+            time.sleep(0.02)
+
+    def _listens(self) -> bool:
+        with (
+            contextlib.suppress(ConnectionError),
+            socket.create_connection(("127.0.0.1", self.port)),
+        ):
+            return True
+        return False
+
+    def wait(self) -> int:
+        """Wait for the end; returns the exit code."""
+        assert self._process is not None
+        process, self._process = self._process, None
         try:
             return process.wait(DEADLINE_S)
         finally:

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 import trio
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -63,3 +63,28 @@ async def root() -> dict[str, bool]:
 
 
 naive = Starlette(routes=[Mount("/tools", asgi())])
+
+
+@server.tool
+async def held(call: Call, gate: str) -> str:
+    """Send a message, and end once the file `gate` is there."""
+    await call.log("info", 1)
+    while not await trio.Path(gate).exists():
+        await trio.sleep(0.01)
+    return "released"
+
+
+operated_app = server.asgi(
+    journal=os.environ.get("JOURNAL"),
+    log_calls="json",
+    metrics=True,
+    grace_s=float(os.environ.get("GRACE_S", "0")),
+)
+operated = FastAPI(lifespan=operated_app.lifespan)
+operated.mount("/tools", operated_app)
+
+
+@operated.get("/metrics")
+async def metrics(request: Request) -> Response:
+    text, media_type = await operated_app.metrics(request.headers.get("accept", ""))
+    return Response(text, media_type=media_type)

@@ -27,6 +27,7 @@ from streams.exchange import (
     AsgiReceive,
     AsgiSend,
     Caller,
+    Departure,
     Endpoint,
     Head,
     Headers,
@@ -36,6 +37,7 @@ from streams.exchange import (
 )
 from streams.logs import log
 from streams.turns import LARGE_BYTES
+from transports.http.debt import Debt
 from transports.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, NEWLINE_BYTES, is_field
 from transports.net.origins import Origins, names_loopback
 
@@ -63,9 +65,11 @@ class AsgiRequests:
         allowed_hosts: Collection[str] = (),
         allowed_origins: Collection[str] = (),
         admit: Admit | None = None,
+        departure: Departure | None = None,
     ) -> None:
         """`screen` says how long the body of a request may be, before it is read. `requests_max`
-        limits the requests at once, `per_principal_max` those of one authenticated caller.
+        limits the requests at once, `per_principal_max` those of one authenticated caller. A
+        `departure` waits for the responses that have not begun.
         """
         self._endpoint = endpoint
         self._screen = screen
@@ -75,26 +79,34 @@ class AsgiRequests:
         self._hosts = frozenset(name.lower() for name in allowed_hosts)
         self._origins = frozenset(name.lower() for name in allowed_origins)
         self._admit = admit
+        self._departure = departure
         self._open = 0
         self._of_principal: Counter[str] = Counter()
 
     async def serve(self, scope: Mapping[str, Any], receive: AsgiReceive, send: AsgiSend) -> None:
         """Answer one request."""
         async with trio.open_nursery() as nursery:
-            response = _Response(receive, send, nursery, scope)
-            body = b""
-            try:
-                with self._counted():
-                    request = await self._read(scope, receive)
-                    body = request.body
-                    with self._counted_of(request.caller):
-                        await self._answer(request, response)
-            except HttpError as refused:
-                request_id = messages.salvage_id(body) if body else None
-                await response.refuse(refused, request_id)
-            except trio.EndOfChannel:
-                pass  # the client has gone before its body was whole
+            debt = Debt(self._departure)
+            response = _Response(receive, send, nursery, scope, debt)
+            with debt:
+                await self._serve(scope, receive, response)
             nursery.cancel_scope.cancel()
+
+    async def _serve(
+        self, scope: Mapping[str, Any], receive: AsgiReceive, response: "_Response"
+    ) -> None:
+        body = b""
+        try:
+            with self._counted():
+                request = await self._read(scope, receive)
+                body = request.body
+                with self._counted_of(request.caller):
+                    await self._answer(request, response)
+        except HttpError as refused:
+            request_id = messages.salvage_id(body) if body else None
+            await response.refuse(refused, request_id)
+        except trio.EndOfChannel:
+            pass  # the client has gone before its body was whole
 
     async def _read(self, scope: Mapping[str, Any], receive: AsgiReceive) -> Request:
         """The request, checked. Raises `HttpError`, or `trio.EndOfChannel`."""
@@ -175,7 +187,7 @@ async def refuse(
 ) -> None:
     """Refuse a request without reading it."""
     async with trio.open_nursery() as nursery:
-        await _Response(receive, send, nursery, scope).refuse(refused, None)
+        await _Response(receive, send, nursery, scope, Debt(None)).refuse(refused, None)
 
 
 def path_in(scope: Mapping[str, Any]) -> str:
@@ -225,8 +237,10 @@ class _Response:
         send: AsgiSend,
         nursery: trio.Nursery,
         scope: Mapping[str, Any],
+        debt: Debt,
     ) -> None:
         self.has_begun = False
+        self._debt = debt
         self._has_ended = False
         self._receive = receive
         self._asgi_send = send
@@ -277,6 +291,7 @@ class _Response:
         sent = [(name.encode(), value.encode("latin-1")) for name, value in (*headers, *framing)]
         self.has_begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": sent})
+        self._debt.settle()
 
     async def _send(self, message: dict[str, Any]) -> None:
         if self._gone.is_set():

@@ -29,6 +29,7 @@ from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
 from transports.http.cors import PREFLIGHT, is_preflight
+from transports.http.debt import Debt
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
 from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
 from transports.net.sockets import (
@@ -91,6 +92,8 @@ class _Server:
     body_bytes_max: int
     screen: Screen | None
     idle: dict[trio.CancelScope, None] = field(default_factory=dict)  # between two requests
+    # Those that wait for a request, or for the rest of one, in this order.
+    waiting: dict[trio.CancelScope, None] = field(default_factory=dict)
 
     async def end_idle(self, departure: Departure) -> None:
         """Close the connections that wait for a next request, once the departure begins."""
@@ -98,11 +101,19 @@ class _Server:
         for patience in self.idle:
             patience.cancel()
 
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for a request; False without one."""
+        for patience in self.waiting:
+            del self.waiting[patience]
+            patience.cancel()
+            return True
+        return False
+
     async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
         # The peer may hang up during the handshake or a refusal. Errors of an endpoint are caught
         # in `_answer`.
-        debt = _Debt(self.listener.departure)
+        debt = Debt(self.listener.departure)
         with suppress(trio.BrokenResourceError, OSError), debt:
             stream = None
             with trio.move_on_after(HANDSHAKE_S):
@@ -114,7 +125,7 @@ class _Server:
         requests = Requests(self.listener.origins, self.body_bytes_max)
         patience = trio.CancelScope()  # for all requests, with the deadline of what is waited for
         try:
-            self.listener.check_room(connection.tcp)
+            self.listener.check_room(connection.tcp, self._make_room)
             with patience:
                 await self._serve_in_turn(connection, requests, patience)
             if patience.cancelled_caught and requests.phase is not Phase.NOTHING:
@@ -125,6 +136,7 @@ class _Server:
             await connection.refuse(refused)
         finally:
             self.idle.pop(patience, None)
+            self.waiting.pop(patience, None)
             connection.end()
 
     async def _serve_in_turn(
@@ -163,6 +175,7 @@ class _Server:
         caller: Caller | None = None
         is_admitted = False
         patience.deadline = trio.current_time() + PATIENCE_S[phase]
+        self.waiting[patience] = None
         if phase is Phase.NOTHING:
             self.idle[patience] = None
         while (request := requests.next_request(EVENTS_MAX)) is None:
@@ -196,6 +209,7 @@ class _Server:
         if patience.cancel_called:
             raise _incomplete()
         patience.deadline = math.inf
+        self.waiting.pop(patience, None)
         return request if caller is None else msgspec.structs.replace(request, caller=caller)
 
     async def _admit(self, head: Head) -> Caller | None:
@@ -257,42 +271,6 @@ def _is_hang_up(error: Exception) -> bool:
     return isinstance(error, trio.BrokenResourceError)
 
 
-class _Debt:
-    """Whether a connection owes a response that has not begun; a departure waits for it.
-
-    A new connection owes one: it was made for a request.
-    """
-
-    __slots__ = ("_departure", "_is_owed")
-
-    def __init__(self, departure: Departure | None) -> None:
-        self._departure = departure
-        self._is_owed = False
-
-    def __enter__(self) -> None:
-        self.owe()
-
-    def __exit__(self, *_: object) -> None:
-        self.settle()
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no request may follow the one that is answered now."""
-        return self._departure is not None and self._departure.has_begun
-
-    def owe(self) -> None:
-        """A request comes."""
-        if not self._is_owed and self._departure is not None:
-            self._is_owed = True
-            self._departure.enter()
-
-    def settle(self) -> None:
-        """The response has begun, or the connection has ended."""
-        if self._is_owed and self._departure is not None:
-            self._is_owed = False
-            self._departure.leave()
-
-
 class _Connection:
     """The bytes of one connection, both ways.
 
@@ -302,7 +280,7 @@ class _Connection:
     """
 
     def __init__(
-        self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery, debt: _Debt
+        self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery, debt: Debt
     ) -> None:
         self._stream = stream
         self.debt = debt

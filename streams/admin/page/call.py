@@ -158,7 +158,7 @@ def _facts(call: CallView) -> Region:
         ("Age", calls.age(call.began_at)),
         ("Began", utc(call.began_at)[:19].replace("T", " ")),
         ("Took", None if ended is None else f"{ended - call.began_at:.1f} s"),
-        ("Transport", call.transport or "none attached"),
+        ("Transport", calls.transport(call) or "none attached"),
         ("Principal", tag("bdi", call.principal)),
         ("Pending messages", calls.pending(call)),
         ("Kept for", None if call.expires_at is None else _left(call.expires_at)),

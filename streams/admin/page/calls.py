@@ -99,10 +99,11 @@ def figures(counts: Counts) -> Region:
     """The numbers of what lives."""
     connections = sum(counts.connections.values())
     by_transport = ", ".join(f"{name} {n}" for name, n in sorted(counts.connections.items()))
+    more = " and more" if counts.uncounted else ""
     shown = (
         ("Running", counts.running, f"{counts.attached} attached"),
         ("Asking", counts.asking, _plural(counts.questions, "open question")),
-        ("Pending", counts.pending, f"messages, {size(counts.pending_bytes)}"),
+        ("Pending", counts.pending, f"messages, {size(counts.pending_bytes)}{more}"),
         ("Connections", connections, by_transport or "none"),
     )
     html = region(
@@ -185,7 +186,7 @@ def _row(call: CallView) -> Markup:
         tag("td", pending(call), class_="c-pending number", data_label="pending"),
         tag("td", tag("bdi", question, class_="asks") if question else None, class_="c-question"),
         tag("td", tag("bdi", call.principal), class_="c-principal", title=call.principal),
-        tag("td", call.transport or None, class_="c-transport"),
+        tag("td", transport(call) or None, class_="c-transport"),
     )
 
 
@@ -196,10 +197,18 @@ def pending(call: CallView) -> str:
     )
 
 
+def transport(call: CallView) -> str:
+    """The transport of its client; "" while none is attached."""
+    return "elsewhere" if call.is_elsewhere else call.transport
+
+
 def state(call: CallView) -> Markup:
     """The state of a call, as a word behind a dot."""
     if call.state not in LIVE_STATES:
         return tag("span", call.state, class_=f"state {call.state}")
+    if call.is_elsewhere:
+        told = f"{call.state} at another replica, which knows its client and its questions"
+        return tag("span", call.state, class_="state elsewhere", title=told)
     attached = "attached" if call.is_attached else "detached"
     word = call.state if call.is_attached or call.state != "running" else "detached"
     return tag("span", word, class_=f"state {attached}", title=f"{call.state}, {attached}")

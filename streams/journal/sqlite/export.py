@@ -5,13 +5,14 @@
     messages   one row a message that is kept: stream, seq, kind, method, json, at
 
 Times are ISO 8601 in UTC. The journal has no time for each message: `at` is known for the final
-response alone. A row without `json` stands for a message that is lost.
+response alone. A row without `json` stands for a message that is lost; a longer gap has rows for
+its first `MISSING_MAX` messages.
 """
 
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -20,9 +21,12 @@ from sqlite_utils import Database
 
 from streams.files import whole
 from streams.journal.sqlite.file import translated
-from streams.messages import Kind, Message, look, parse
+from streams.messages import Kind, Message, look
+from streams.protocol.origin import CALL, Origin
 
 ROWS_AT_ONCE: Final = 1_000
+# The numbers of a damaged record may be any. The export must not fill the disk with rows for them.
+MISSING_MAX: Final = 10_000
 
 _CALLS: Final = {
     "stream": int,
@@ -166,12 +170,12 @@ class _Rows:
         request: msgspec.Raw | None = told["request"]
         self._ended_at = self._tables.time(told.get("endedAt"))
         self._last = told.get("last")
-        method, tool = (None, None) if request is None else _asked(bytes(request))
+        call = Origin("") if request is None else Origin.of(bytes(request))
         self._tables.call(
             {
                 "stream": self._number,
-                "method": method,
-                "tool": tool,
+                "method": call.method or None,
+                "tool": (call.target or None) if call.method == CALL else None,
                 "created_at": self._tables.time(told.get("createdAt")),
                 "ended_at": self._ended_at,
                 "request": None if request is None else _text(bytes(request)),
@@ -193,17 +197,8 @@ class _Rows:
 
     def missing(self, first: int, last: int) -> None:
         """See `Sink.missing`."""
-        for seq in range(first, last + 1):
+        for seq in range(first, min(last + 1, first + MISSING_MAX)):
             self._tables.message(self._number, seq, "missing", None, None, None)
-
-
-def _asked(request: bytes) -> tuple[str | None, str | None]:
-    """The method of a request, and the tool if it is a call."""
-    message = parse(request)
-    name: object = None
-    with suppress(msgspec.DecodeError):
-        name = msgspec.json.decode(message.params or b"{}", type=dict[str, Any]).get("name")
-    return _method(message), name if isinstance(name, str) else None
 
 
 def _method(message: Message) -> str | None:

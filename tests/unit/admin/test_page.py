@@ -84,6 +84,7 @@ def counts() -> Counts:
         evicted=0,
         pending=5,
         pending_bytes=2048,
+        uncounted=0,
         questions=0,
         connections={"websocket": 1},
         sessions=0,

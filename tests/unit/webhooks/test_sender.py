@@ -158,6 +158,28 @@ async def test_a_hanging_receiver_does_not_keep_others_waiting(autojump_clock: M
     assert most == PER_RECEIVER
 
 
+async def test_a_prompt_receiver_does_not_wait_for_many_that_hang(
+    autojump_clock: MockClock,
+) -> None:
+    hung = [webhook(n, f"https://{n % 5}.hung.example/") for n in range(10 * AT_ONCE)]
+    first = webhook(990)
+    more = [webhook(1000 + n, due_at=BEGAN_AT + 60) for n in range(2 * AT_ONCE)]
+    journal = await journal_with(*hung, first, *more)
+    at: list[float] = []
+
+    async def post(url: str, *_: object) -> Answer:
+        if url != URL:
+            await trio.sleep_forever()
+        at.append(trio.current_time())
+        return Answer(204)
+
+    async with sending(journal, post):
+        with trio.fail_after(200):
+            while len(at) <= len(more):
+                await trio.sleep(0.1)
+    assert max(at) - 60 < ATTEMPT_S, "they took no turns with those that hang"
+
+
 async def test_another_way_to_write_a_receiver_is_the_same_receiver(
     autojump_clock: MockClock,
 ) -> None:

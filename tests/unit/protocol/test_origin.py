@@ -3,7 +3,7 @@
 import pytest
 
 from streams.exchange import TraceHeaders
-from streams.observe.requests import METHOD_LETTERS_MAX, Origin, tool_in
+from streams.protocol.origin import METHOD_LETTERS_MAX, Origin, tool_in
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -16,6 +16,12 @@ def test_a_call_names_its_tool_and_its_trace() -> None:
     origin = Origin.of(line)
     assert (origin.method, origin.target, origin.tool) == ("tools/call", "build", "build")
     assert origin.trace == TraceHeaders(PARENT, "", "a=b")
+
+
+def test_a_call_names_the_receiver_of_its_webhooks() -> None:
+    line = b'{"method":"tools/call","params":{"name":"x","_meta":{"mcp-streams/webhook":%s}}}'
+    assert Origin.of(line % b'"https://a/b"').webhook == "https://a/b"
+    assert Origin.of(line % b"[1]").webhook == ""
 
 
 def test_a_request_that_calls_no_tool_counts_by_its_method() -> None:
@@ -42,6 +48,12 @@ def test_what_is_not_as_mcp_has_it_counts_as_absent(line: bytes) -> None:
 @pytest.mark.parametrize("line", [b"", b"[]", b'{"method":1}', b'{"params":{"_meta":5}}', b"\xff"])
 def test_what_is_no_request_names_nothing(line: bytes) -> None:
     assert Origin.of(line) == Origin("")
+
+
+def test_a_request_that_is_nested_too_deeply_names_nothing() -> None:
+    line = b'{"method":"tools/call","params":{"name":"x","y":%s}}' % (b"[" * 5000 + b"]" * 5000)
+    assert Origin.of(line) == Origin("")
+    assert tool_in(line) == ""
 
 
 def test_a_method_is_short() -> None:

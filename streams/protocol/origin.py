@@ -1,4 +1,4 @@
-"""The original request of a call, as those read it that log, count and trace calls.
+"""The original request of a call, for all that tell of calls: logs, metrics, traces, webhooks.
 
 The words are a client's: they may be of any length and any type.
 """
@@ -8,16 +8,21 @@ from typing import Any, Final
 import msgspec
 
 from streams.exchange import TraceHeaders
+from streams.protocol.extension import WEBHOOK
 
 CALL: Final = "tools/call"
 PROMPT: Final = "prompts/get"
 METHOD_LETTERS_MAX: Final = 100
+
+# The second: a request that was read once may be nested too deeply for a reader with more callers.
+_UNREADABLE: Final = (ValueError, RecursionError)
 
 
 class _Meta(msgspec.Struct):
     traceparent: Any = None
     tracestate: Any = None
     baggage: Any = None
+    webhook: Any = msgspec.field(default=None, name=WEBHOOK)
 
 
 class _Params(msgspec.Struct):
@@ -41,6 +46,7 @@ class Origin(msgspec.Struct, frozen=True):
     target: str = ""  # the name of a tool or prompt
     uri: str = ""  # of a resource
     trace: TraceHeaders | None = None  # `params._meta` has W3C's names without a prefix (SEP-414)
+    webhook: str = ""  # the URL that the caller has given, not checked yet
 
     @property
     def tool(self) -> str:
@@ -52,7 +58,7 @@ class Origin(msgspec.Struct, frozen=True):
         """Read the line of a request. Params that are not as MCP has them count as absent."""
         try:
             request = _decode(line)
-        except ValueError:
+        except _UNREADABLE:
             return cls(_method_in(line))
         params, method = request.params or _Params(), request.method[:METHOD_LETTERS_MAX]
         return cls(
@@ -60,6 +66,7 @@ class Origin(msgspec.Struct, frozen=True):
             _text(params.name) if method in (CALL, PROMPT) else "",
             _text(params.uri),
             _trace(params.meta),
+            "" if params.meta is None else _text(params.meta.webhook),
         )
 
 
@@ -81,7 +88,7 @@ def tool_in(line: bytes) -> str:
     """`Origin.of(line).tool`, at a third of the cost for a call that is as MCP has it."""
     try:
         call = _decode_call(line)
-    except ValueError:
+    except _UNREADABLE:
         return Origin.of(line).tool
     name = call.params.name if call.method == CALL else ""
     return name or call.method[:METHOD_LETTERS_MAX]
@@ -90,7 +97,7 @@ def tool_in(line: bytes) -> str:
 def _method_in(line: bytes) -> str:
     try:
         return _decode_method(line).method[:METHOD_LETTERS_MAX]
-    except ValueError:
+    except _UNREADABLE:
         return ""
 
 
