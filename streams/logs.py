@@ -372,6 +372,9 @@ def _escape_values(_: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
 def _escaped_value(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value  # shown by its `repr`, which escapes
+    if name == "exception" and len(value) > 2 * EXCEPTION_BYTES_MAX:
+        # `_shortened` keeps less than this. To escape all of 4 MiB would block the process.
+        value = value[:EXCEPTION_BYTES_MAX] + value[-EXCEPTION_BYTES_MAX:]
     told = escaped(value)
     return told if name == "exception" else told.replace("\n", "\\n")
 

@@ -194,6 +194,7 @@ async def _serve(
         screen=endpoint.screen,
         body_bytes_max=BODY_BYTES_MAX,
         connections_max=CONNECTIONS_MAX,
+        gives_way=True,  # a probe that is refused ends a process that is well
         # Probes send an address or nothing. The gate checks the requests of operators.
         allowed_hosts=None,
         sockets=sockets,

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import structlog
 
+from streams import logs
 from streams.clock import steady
 from streams.keys import Keyring, new_bearer, new_id
 from streams.logs import (
@@ -214,6 +215,23 @@ def test_an_exception_forges_no_line_and_is_bounded(
     assert all(line.startswith("    ") for line in others)
     assert len(told) < EXCEPTION_BYTES_MAX + 200
     assert ("left out" in told) is (len(text) > EXCEPTION_BYTES_MAX)
+
+
+def test_of_a_long_exception_only_what_is_written_is_escaped(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, original = [], logs.escaped
+
+    def escaped(text: str) -> str:
+        looked_at.append(text)
+        return original(text)
+
+    monkeypatch.setattr("streams.logs.escaped", escaped)
+    text = "first" + "\x1b" * 1_000_000 + "last"
+    log.exception("a tool failed", exc_info=ValueError(text))
+    told = capfd.readouterr().err
+    assert sum(map(len, looked_at)) < 3 * EXCEPTION_BYTES_MAX
+    assert all(each in told for each in ("first", "left out", "last"))
 
 
 def test_a_secret_at_the_cut_is_redacted(capfd: pytest.CaptureFixture[str]) -> None:

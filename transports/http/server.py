@@ -92,12 +92,22 @@ class _Server:
     body_bytes_max: int
     screen: Screen | None
     idle: dict[trio.CancelScope, None] = field(default_factory=dict)  # between two requests
+    # Those that wait for a request, or for the rest of one, in this order.
+    waiting: dict[trio.CancelScope, None] = field(default_factory=dict)
 
     async def end_idle(self, departure: Departure) -> None:
         """Close the connections that wait for a next request, once the departure begins."""
         await departure.begun()
         for patience in self.idle:
             patience.cancel()
+
+    def _make_room(self) -> bool:
+        """Close the connection that has waited longest for a request; False without one."""
+        for patience in self.waiting:
+            del self.waiting[patience]
+            patience.cancel()
+            return True
+        return False
 
     async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
@@ -115,7 +125,7 @@ class _Server:
         requests = Requests(self.listener.origins, self.body_bytes_max)
         patience = trio.CancelScope()  # for all requests, with the deadline of what is waited for
         try:
-            self.listener.check_room(connection.tcp)
+            self.listener.check_room(connection.tcp, self._make_room)
             with patience:
                 await self._serve_in_turn(connection, requests, patience)
             if patience.cancelled_caught and requests.phase is not Phase.NOTHING:
@@ -126,6 +136,7 @@ class _Server:
             await connection.refuse(refused)
         finally:
             self.idle.pop(patience, None)
+            self.waiting.pop(patience, None)
             connection.end()
 
     async def _serve_in_turn(
@@ -164,6 +175,7 @@ class _Server:
         caller: Caller | None = None
         is_admitted = False
         patience.deadline = trio.current_time() + PATIENCE_S[phase]
+        self.waiting[patience] = None
         if phase is Phase.NOTHING:
             self.idle[patience] = None
         while (request := requests.next_request(EVENTS_MAX)) is None:
@@ -197,6 +209,7 @@ class _Server:
         if patience.cancel_called:
             raise _incomplete()
         patience.deadline = math.inf
+        self.waiting.pop(patience, None)
         return request if caller is None else msgspec.structs.replace(request, caller=caller)
 
     async def _admit(self, head: Head) -> Caller | None:

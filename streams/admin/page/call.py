@@ -99,7 +99,7 @@ def regions(
     return [
         _facts(call),
         _timeline(call, past),
-        _moments(past),
+        _moments(call, past),
         _questions(call, path, hidden),
         _actions(call, path, hidden),
         *messages.region(call),
@@ -156,7 +156,7 @@ def _facts(call: CallView) -> Region:
     facts: list[tuple[str, Markup | str | int | None]] = [
         ("State", calls.state(call)),
         ("Age", calls.age(call.began_at)),
-        ("Began", utc(call.began_at)[:19].replace("T", " ")),
+        ("Began", utc(call.began_at)[:19].replace("T", " ") + " UTC"),
         ("Took", None if ended is None else f"{ended - call.began_at:.1f} s"),
         ("Transport", calls.transport(call) or "none attached"),
         ("Principal", tag("bdi", call.principal)),
@@ -218,7 +218,10 @@ def _timeline(call: CallView, past: Past | None) -> Region:
     return Region("timeline", html)
 
 
-def _moments(past: Past | None) -> Region:
+def _moments(call: CallView, past: Past | None) -> Region:
+    none = "None since this process began."
+    if call.is_elsewhere:
+        none = "Its replica shows them: another one than this."
     found = [] if past is None else list(reversed(past.moments))
     listed = [
         tag(
@@ -228,7 +231,7 @@ def _moments(past: Past | None) -> Region:
             tag("span", f"at {each.seq}", tag("bdi", f" {each.details}" if each.details else "")),
         )
         for each in found
-    ] or [tag("li", "None since this process began.", class_="none faint")]
+    ] or [tag("li", none, class_="none faint")]
     return Region("moments", region("ol", "moments", *listed, class_="moments", tabindex=0))
 
 

@@ -373,6 +373,25 @@ def test_without_leave_to_write_there_are_no_forms() -> None:
     assert Elements(writable).names.count("form") == 3, "answer, cut, cancel"
 
 
+def test_a_call_of_another_replica_is_not_shown_as_detached() -> None:
+    """This one does not know its client, and has not seen what happened to it."""
+    elsewhere = call(is_in_memory=False, owner="b3f76af6fb5de4e4")
+    told = Elements(
+        join(each.html for each in regions(elsewhere, None, Messages(), "/calls/x", ""))
+    )
+    assert "elsewhere" in told.text
+    assert "Its replica shows them" in told.text
+    here = Elements(join(each.html for each in regions(call(), None, Messages(), "/calls/x", "")))
+    assert "elsewhere" not in here.text
+    for found, word in ((elsewhere, "running"), (call(), "detached")):
+        assert Elements(calls.state(found)).text == word
+
+
+def test_times_of_a_page_are_said_to_be_utc() -> None:
+    told = join(each.html for each in regions(call(), None, Messages(), "/calls/x", ""))
+    assert "1970-01-01 00:16:40 UTC" in told
+
+
 # Cookies
 
 
