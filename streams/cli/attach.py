@@ -12,7 +12,17 @@ from cyclopts import Parameter
 
 from streams.cli import wrap
 from streams.cli.base import app, complain
-from streams.cli.serving import PATIENT, USUALLY, Hosts, How, Seconds, file_of, parts, run
+from streams.cli.options import (
+    FLAT,
+    KEEP,
+    PATIENCE,
+    KeepOptions,
+    PatienceOptions,
+    Seconds,
+    file_of,
+    parts,
+    run,
+)
 from streams.process.options import TOKEN_VARIABLE, CannotServe, Command, Options, Remote
 
 DAY_S: Final = 86_400.0
@@ -32,8 +42,8 @@ def attach(
     offline_start: Annotated[bool, Parameter(negative="--no-offline-start")] = True,
     journal: str | None = None,
     name: str | None = None,
-    hosts: Hosts = PATIENT,
-    how: How = USUALLY,
+    hosts: Annotated[PatienceOptions, FLAT] = PATIENCE,
+    keep: Annotated[KeepOptions, FLAT] = KEEP,
 ) -> int:
     """Give a stdio-only host a connection to a remote server that does not break.
 
@@ -71,7 +81,7 @@ def attach(
         reruns = parts(rerun, "--rerun")
         if url.startswith("stdio:"):
             command = _command(url, reruns, has_credentials=bool(token_file or header))
-            options = how.options(app=command, journal=file_of(journal), patience=patience)
+            options = keep.options(app=command, journal=file_of(journal), patience=patience)
             return run(wrap.placed(options, name))
         _check(url, give_up)
         remote = Remote(
@@ -82,7 +92,7 @@ def attach(
             rerun=reruns,
             offline_start=offline_start,
         )
-        options = how.options(app=remote, journal=file_of(journal), patience=patience)
+        options = keep.options(app=remote, journal=file_of(journal), patience=patience)
         return run(_placed(options, remote, name))
     except (ValueError, CannotServe) as error:
         return complain(error)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from streams.cli.base import app, complain
-from streams.cli.serving import Seconds
+from streams.cli.options import Seconds
 from streams.journal.addresses import is_url, without_secrets
 from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S
 

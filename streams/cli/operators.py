@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from cyclopts import Parameter
 
 from streams.cli.base import app, complain
-from streams.cli.serving import Seconds
+from streams.cli.options import Seconds
 
 if TYPE_CHECKING:
     from streams.cli.actions.operators import How
