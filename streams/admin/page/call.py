@@ -6,13 +6,13 @@ from typing import Final
 import msgspec
 
 from streams.admin.page import calls, questions
-from streams.admin.page.charts import MARKS, Point, Rule, timeline
+from streams.admin.page.charts import MARKS, Rule, timeline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
 from streams.admin.page.messages import pretty
 from streams.clock import lasting, utc, wall
 from streams.messages import Run
-from streams.observe.history import Past
+from streams.observe.history import Past, Sample
 from streams.observe.lines import Kind, view
 from streams.observe.registry import LIVE_STATES, CallView
 
@@ -185,20 +185,13 @@ def _left(until: float) -> Markup:
 
 def _timeline(call: CallView, past: Past | None) -> Region:
     now = wall()
-    points = (
-        []
-        if past is None
-        else [
-            Point(each.at, each.last, each.durable, each.handed, each.delivered)
-            for each in past.samples
-        ]
-    )
+    points = [] if past is None else list(past.samples)
     is_over = call.ended_at is not None and call.delivered == call.numbered
     until = max([each.at for each in points[-1:]] + [call.ended_at or now]) if is_over else now
     marks = (call.numbered, call.durable, call.handed, call.delivered)
     if not points:
-        points = [Point(call.began_at, *marks)]
-    points.append(Point(until, *marks))
+        points = [Sample(call.began_at, *marks)]
+    points.append(Sample(until, *marks))
     rules = [
         Rule(each.at, each.what, f"{each.what} at {each.seq}")
         for each in (() if past is None else past.moments)

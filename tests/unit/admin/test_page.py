@@ -17,7 +17,7 @@ from streams.admin.gate import REFUSED_MAX, Token, TokenGate
 from streams.admin.page import calls, layout
 from streams.admin.page.access import HOLDS_S, Visitors, form_of
 from streams.admin.page.call import MESSAGES_MAX, Messages, regions, whole
-from streams.admin.page.charts import Point, Rule, sparkline, timeline
+from streams.admin.page.charts import Rule, sparkline, timeline
 from streams.admin.page.html import Markup, join, tag, text
 from streams.admin.page.layout import Region, Updates, region
 from streams.admin.page.messages import WHOLE_BYTES_MAX, pretty
@@ -26,7 +26,7 @@ from streams.admin.page.routes import LIVE_MAX, LivePage
 from streams.errors import Missing, Unavailable
 from streams.exchange import HttpError, Request
 from streams.messages import Run
-from streams.observe.history import History
+from streams.observe.history import History, Sample
 from streams.observe.registry import CallView, Counts, NoSuchCall, OpenQuestion, Page
 from streams.observe.tallies import Tallies
 
@@ -474,7 +474,7 @@ def test_only_forms_are_read() -> None:
 
 
 def test_a_timeline_draws_four_marks_and_its_moments() -> None:
-    points = [Point(0, 0, 0, 0, 0), Point(5, 10, 8, 6, 4), Point(10, 20, 20, 20, 20)]
+    points = [Sample(0, 0, 0, 0, 0), Sample(5, 10, 8, 6, 4), Sample(10, 20, 20, 20, 20)]
     drawn = Elements(timeline(points, [Rule(5, "cut", HOSTILE)], 10, "marks"))
     assert drawn.names.count("path") == 4
     assert ("class", "area delivered") in drawn.attributes
