@@ -1,6 +1,6 @@
 """`mcp-streams serve`."""
 
-from streams.cli.base import app, complain
+from streams.cli.base import SERVE, app, complain
 from streams.cli.serving import (
     NO_AUTH,
     NOWHERE,
@@ -19,7 +19,7 @@ from streams.cli.serving import (
 from streams.process.options import CannotServe
 
 
-@app.command
+@app.command(group=SERVE)
 def serve(
     app: str,
     /,
@@ -33,7 +33,7 @@ def serve(
     auth: Doors = NO_AUTH,
     told: Told = UNTOLD,
 ) -> int:
-    """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
+    """Serve the tools of a Python file over stdio, WebSocket, HTTP, or all of them.
 
     With --stdio and a journal, the process that a client spawns is only a relay to the journal's
     owner: a process that is started if none runs, and that survives the client.

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from streams.cli.base import app, complain
+from streams.cli.base import SERVE, app, complain
 from streams.cli.serving import (
     NO_AUTH,
     NOWHERE,
@@ -104,7 +104,7 @@ class Child:
 ALONE: Final = Child()
 
 
-@app.command
+@app.command(group=SERVE)
 def wrap(
     *command: str,
     where: Where = NOWHERE,
