@@ -31,6 +31,7 @@ NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
 PAGE_MAX: Final = 1_000  # calls
 # Calls that one request for a page looks at, where it wants few of them: about 100 ms, in pieces.
 SCANNED_MAX: Final = 2_000
+TEXT_LETTERS_MAX: Final = 200  # of a text that is looked for
 SCANNED_AT_ONCE: Final = 100  # records in one read of the journal, in 3 to 6 ms
 
 State = Literal["running", "asking", "stopped", "completed", "failed", "abandoned", "cancelled"]

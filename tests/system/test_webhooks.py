@@ -63,9 +63,11 @@ class Listening:
         return [each for each in self.arrivals if each["status"] == 204]
 
     def end(self) -> None:
-        """SIGKILL, and reap."""
+        """SIGKILL, and reap. A second call does nothing."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
 
 @contextmanager

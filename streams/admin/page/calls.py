@@ -13,11 +13,18 @@ from streams.admin.page.layout import Region, region
 from streams.clock import lasting, wall
 from streams.logs import STREAM_LETTERS
 from streams.observe.history import EVERY_S, Rate, of_interval
-from streams.observe.registry import LIVE_STATES, CallView, Counts, Page, State, Wanted
+from streams.observe.registry import (
+    LIVE_STATES,
+    TEXT_LETTERS_MAX,
+    CallView,
+    Counts,
+    Page,
+    State,
+    Wanted,
+)
 
 ROWS_MAX: Final = 100
 SPARKS: Final = 120  # points of a small chart
-TEXT_LETTERS_MAX: Final = 200
 SHOWN: Final[dict[str, frozenset[State]]] = {
     "": frozenset(),
     "live": LIVE_STATES,
