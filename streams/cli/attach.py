@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from streams.cli import wrap
-from streams.cli.base import app, complain
+from streams.cli.base import SERVE, app, complain
 from streams.cli.options import (
     FLAT,
     KEEP,
@@ -30,7 +30,7 @@ DAY_S: Final = 86_400.0
 _URL: Final = re.compile(r"(https?|wss?)://[^/\s]+\S*")
 
 
-@app.command
+@app.command(group=SERVE)
 def attach(
     url: str,
     /,
@@ -45,7 +45,7 @@ def attach(
     hosts: Annotated[PatienceOptions, FLAT] = PATIENCE,
     keep: Annotated[KeepOptions, FLAT] = KEEP,
 ) -> int:
-    """Give a stdio-only host a connection to a remote server that does not break.
+    """Let a host that knows only stdio use a remote server, and come back after each outage.
 
     A host starts it as it starts any stdio server. The connection belongs to an owner: a process
     that is started if none runs, that survives the host, and that connects again after an outage.
@@ -62,8 +62,8 @@ def attach(
         NAME:VALUE, sent with each request. Other users can see a command line: give secrets in a
         --token-file.
     give_up
-        How long an outage may last, such as 30s, 5m or 24h, before the calls that wait for its end
-        fail.
+        How long an outage may last before the calls that wait for its end fail: seconds, or such as
+        30s, 5m or 24h.
     rerun
         Tools whose interrupted calls are sent again where the server has forgotten them, as globs,
         or "hinted" for those that say that they are read-only or idempotent. By default none.

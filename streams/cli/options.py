@@ -56,7 +56,7 @@ class PatienceOptions:
         ended in the last ten minutes. By default none.
     keep_cancelled
         Which calls go on when a client cancels them: "timeout" for those whose reason is its own
-        timeout.
+        timeout. That is the default with --patience, wrap and attach, else it is "never".
     """
 
     patience: Seconds | None = None

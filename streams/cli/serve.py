@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from streams.cli.base import app, complain
+from streams.cli.base import SERVE, app, complain
 from streams.cli.options import (
     FLAT,
     KEEP,
@@ -20,7 +20,7 @@ from streams.cli.options import (
 from streams.process.options import Auth, CannotServe, Webhooks
 
 
-@app.command
+@app.command(group=SERVE)
 def serve(
     app: str,
     /,
@@ -34,7 +34,7 @@ def serve(
     auth: Annotated[Auth, FLAT] = NO_AUTH,
     webhooks: Annotated[Webhooks, FLAT] = WEBHOOKS,
 ) -> int:
-    """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
+    """Serve the tools of a Python file over stdio, WebSocket, HTTP, or all of them.
 
     With --stdio and a journal, the process that a client spawns is only a relay to the journal's
     owner: a process that is started if none runs, and that survives the client.
