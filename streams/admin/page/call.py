@@ -23,6 +23,8 @@ RULED: Final = frozenset(
     ["cut", "silent", "resumed", "asked", "answered", "restarted", "interrupted"]
 )
 
+_CLIENTS: Final = {True: "at another replica", False: "none attached", None: "unknown"}
+
 ReadRuns = Callable[[int, int], Awaitable[Sequence[Run]]]
 """The kept messages behind a seq, and at most so many bytes of them."""
 
@@ -158,7 +160,7 @@ def _facts(call: CallView) -> Region:
         ("Age", calls.age(call.began_at)),
         ("Began", utc(call.began_at)[:19].replace("T", " ")),
         ("Took", None if ended is None else f"{ended - call.began_at:.1f} s"),
-        ("Transport", call.transport or "none attached"),
+        ("Transport", call.transport or _CLIENTS[call.is_elsewhere]),
         ("Principal", tag("bdi", call.principal)),
         ("Pending messages", calls.pending(call)),
         ("Kept for", None if call.expires_at is None else _left(call.expires_at)),

@@ -185,7 +185,11 @@ def _row(call: CallView) -> Markup:
         tag("td", pending(call), class_="c-pending number", data_label="pending"),
         tag("td", tag("bdi", question, class_="asks") if question else None, class_="c-question"),
         tag("td", tag("bdi", call.principal), class_="c-principal", title=call.principal),
-        tag("td", call.transport or None, class_="c-transport"),
+        tag(
+            "td",
+            call.transport or ("elsewhere" if call.is_elsewhere else None),
+            class_="c-transport",
+        ),
     )
 
 
@@ -200,9 +204,14 @@ def state(call: CallView) -> Markup:
     """The state of a call, as a word behind a dot."""
     if call.state not in LIVE_STATES:
         return tag("span", call.state, class_=f"state {call.state}")
-    attached = "attached" if call.is_attached else "detached"
-    word = call.state if call.is_attached or call.state != "running" else "detached"
-    return tag("span", word, class_=f"state {attached}", title=f"{call.state}, {attached}")
+    attached = "attached" if call.is_attached or call.is_elsewhere else "detached"
+    told = f"{call.state}, {attached}"
+    if call.is_elsewhere is None:
+        attached, told = "unknown", call.state
+    if call.owner:
+        told = f"{told}, at replica {call.owner}"
+    word = "detached" if (call.state, attached) == ("running", "detached") else call.state
+    return tag("span", word, class_=f"state {attached}", title=told)
 
 
 def age(since: float) -> Markup:

@@ -289,6 +289,9 @@ async def calls_of(source: Source, wanted: Wanted, limit: int) -> Page:
     return Page(tuple(found[:limit]), found[limit - 1].number if len(found) > limit else None)
 
 
+_CLIENTS: Final = {True: "elsewhere", False: "away", None: "unknown"}
+
+
 def table_of(page: Page) -> RenderableType:
     """The table of `ls`."""
     return _Rows(COLUMNS, map(_row, page.calls), title=_more(page) if page.before else "")
@@ -309,7 +312,8 @@ def _row(call: CallView) -> Sequence[str]:
         call.state,
         lasting(wall() - call.began_at),
         pending,
-        call.transport or ("" if call.state not in ("running", "asking") else "away"),
+        call.transport
+        or ("" if call.state not in ("running", "asking") else _CLIENTS[call.is_elsewhere]),
         principal_word(call.principal),
     )
 
@@ -371,6 +375,10 @@ def _state(call: CallView) -> str:
 def _client(call: CallView, now: float) -> str:
     if call.connection is not None:
         return f"{call.transport}, connection {call.connection}"
+    if call.is_elsewhere:
+        return "at another replica"
+    if call.is_elsewhere is None:
+        return "unknown; the replica that runs the call knows it"
     if call.expires_at is None:
         return "none here"
     left = lasting(call.expires_at - now)
