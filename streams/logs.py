@@ -322,6 +322,22 @@ class _LineLogger:
 _LINES: Final = _LineLogger()
 
 
+class _Libraries(logging.Handler):
+    """Writes what libraries log by `logging`, such as exporters, as lines of this log.
+
+    It is the handler of last resort: a program that sets up `logging` has its own.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        level = min(record.levelno // 10 * 10, logging.CRITICAL)
+        write = {logging.CRITICAL: log.critical, logging.ERROR: log.error}.get(level, log.warning)
+        write(record.getMessage(), logger=record.name, exc_info=record.exc_info)
+
+
+_LIBRARIES: Final = _Libraries(logging.WARNING)
+
+
 def log_to_stderr(
     level: int = logging.INFO,
     *,
@@ -336,6 +352,7 @@ def log_to_stderr(
         **settings(level, as_json=as_json, levels=levels),
         logger_factory=lambda *_: _LINES,
     )
+    logging.lastResort = _LIBRARIES
 
 
 def redacted(_: object, __: str, line: str) -> str:
@@ -355,6 +372,9 @@ def _escape_values(_: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
 def _escaped_value(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value  # shown by its `repr`, which escapes
+    if name == "exception" and len(value) > 2 * EXCEPTION_BYTES_MAX:
+        # `_shortened` keeps less than this. To escape all of 4 MiB would block the process.
+        value = value[:EXCEPTION_BYTES_MAX] + value[-EXCEPTION_BYTES_MAX:]
     told = escaped(value)
     return told if name == "exception" else told.replace("\n", "\\n")
 

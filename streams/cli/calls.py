@@ -147,6 +147,8 @@ def cancel(
     from streams.cli.actions import operators
     from streams.cli.actions.sources import Where
 
+    if admin is not None and journal is not None:
+        return complain(f"--admin {admin} and --journal {journal}: name one place.")
     if what is not None:
         return complain("An operator names the call alone: mcp-streams cancel STREAM --admin URL.")
     return operators.cancel(Where(admin, journal, how.token_file), where, as_json=json)

@@ -93,7 +93,8 @@ def ls(
     """
     from streams.cli.actions import operators
 
-    if wrong := _wrong(shown) or ("--limit: write 1 to 1000." if not 0 < limit <= 1000 else ""):
+    wrong = _wrong(shown) or _one_place(where, at)
+    if wrong := wrong or ("--limit: write 1 to 1000." if not 0 < limit <= 1000 else ""):
         return complain(wrong)
     asked = operators.Asked(states=state, text=text, limit=limit)
     return operators.ls(_where(where, at), asked, _how(shown))
@@ -110,7 +111,7 @@ def show(stream: str, place: Unplaced = None, /, *, at: At = HERE, shown: Shown 
     """
     from streams.cli.actions import operators
 
-    if wrong := _wrong(shown) or _misplaced("show", stream, place):
+    if wrong := _wrong(shown) or _misplaced("show", stream, place) or _one_place(None, at):
         return complain(wrong)
     return operators.show(_where(None, at), stream, _how(shown))
 
@@ -142,6 +143,7 @@ def tail(
     from streams.cli.actions import operators
 
     wrong = _wrong(Showing(every=every)) or _misplaced("tail", stream or "", place)
+    wrong = wrong or _one_place(None, at)
     if wrong := wrong or ("--lines: write 0 or more." if lines < 0 else ""):
         return complain(wrong)
     how = operators.How(watch=True, every_s=every, json=json)
@@ -159,7 +161,7 @@ def stats(where: str | None = None, /, *, at: At = HERE, shown: Shown = ONCE) ->
     """
     from streams.cli.actions import operators
 
-    if wrong := _wrong(shown):
+    if wrong := _wrong(shown) or _one_place(where, at):
         return complain(wrong)
     return operators.stats(_where(where, at), _how(shown))
 
@@ -191,13 +193,21 @@ def drain(
     """
     from streams.cli.actions import operators
 
-    if grace is not None and not grace >= 0:
-        return complain("--grace: write seconds, 0 or more.")
+    wrong = "--grace: write seconds, 0 or more." if grace is not None and not grace >= 0 else ""
+    if wrong := wrong or _one_place(where, at):
+        return complain(wrong)
     return operators.drain(_where(where, at), grace, waits=not no_wait, as_json=json)
 
 
 def _wrong(shown: Showing) -> str:
     return "" if shown.every >= WATCH_MIN_S else f"--every: write seconds, {WATCH_MIN_S:g} or more."
+
+
+def _one_place(where: str | None, at: Looking) -> str:
+    """Refuse two places: `drain` must not end another server than the one that is meant."""
+    named = [where, at.admin and f"--admin {at.admin}", at.journal and f"--journal {at.journal}"]
+    given = [each for each in named if each]
+    return f"{' and '.join(given)}: name one place." if len(given) > 1 else ""
 
 
 def _misplaced(command: str, stream: str, place: str | None) -> str:

@@ -571,6 +571,11 @@ class Engine:
                 await connection.caught_up()
 
     @property
+    def replica(self) -> str:
+        """The id of this process among those that share the journal; "" where none do."""
+        return self._journal.replica
+
+    @property
     def unready(self) -> str:
         """Why this process should get no new connections now; "" where it should."""
         if self._is_closing:

@@ -99,6 +99,7 @@ class StreamState:
         "_marks",
         "_record",
         "_restored",
+        "_restored_handed",
         "_was_ended_at",
         "batch_bytes",
         "client_confirms",
@@ -136,6 +137,7 @@ class StreamState:
         # Up to this seq the lines were numbered before this object was made, and their sizes are
         # not known.
         self._restored = record.last
+        self._restored_handed = self.handed  # of these, the ones that are not measured any more
         self._bytes_numbered = self._bytes_handed = self._bytes_delivered = 0
         self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was handed
         self.questions: dict[RequestId, Question] = {}
@@ -164,6 +166,12 @@ class StreamState:
     def kept_bytes(self) -> int:
         """Bytes that were numbered since the stream came into memory, and are not delivered."""
         return max(0, self._bytes_numbered - self._bytes_delivered)
+
+    @property
+    def unmeasured(self) -> int:
+        """How many undelivered lines `kept_bytes` leaves out: they came with the journal."""
+        handed = max(0, self._restored_handed - self.delivered)
+        return handed + max(0, self._restored - max(self.handed, self.delivered))
 
     def add(self, line: bytes, *, is_page: bool = False) -> bool:
         """Number a message; False, and nothing has changed, where there is no room for it.

@@ -159,8 +159,10 @@ class Streams:
         """Another replica has taken over this stream: its handler stops, and its client leaves."""
         if self.index.get(stream.id) is not stream:
             return
+        was_released = stream.is_suspended  # at a shutdown, which has told it
         stream.is_lost = True
-        if self.events.is_heard and stream.state.outcome is Outcome.LIVE:
+        is_live = stream.state.outcome is Outcome.LIVE
+        if self.events.is_heard and is_live and not was_released:
             self.events.tell(CallReleased(stream))
         stream.scope.cancel()
         self.index.remove(stream)

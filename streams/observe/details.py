@@ -49,6 +49,8 @@ class Details:
         after, size = call.delivered, 0
         while call.pending and after < call.durable and size < COUNTED_BYTES_MAX:
             runs = await self._registry.runs(stream, after, bytes_max=READ_BYTES)
+            # The call may go on meanwhile: what is newer is not part of this view of it.
+            runs = [each.until(call.durable) for each in runs if each.seq <= call.durable]
             if not runs:
                 break
             missed += counted(runs, () if record is None else record.pages or ())

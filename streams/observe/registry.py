@@ -35,6 +35,7 @@ NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
 PAGE_MAX: Final = 1_000  # calls
 # Calls that one request for a page looks at, where it wants few of them: about 100 ms, in pieces.
 SCANNED_MAX: Final = 2_000
+TEXT_LETTERS_MAX: Final = 200  # of a text that is looked for
 SCANNED_AT_ONCE: Final = 100  # records in one read of the journal, in 3 to 6 ms
 
 State = Literal["running", "asking", "stopped", "completed", "failed", "abandoned", "cancelled"]
@@ -104,13 +105,19 @@ class CallView(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     is_in_memory: bool
     owner: str = ""  # the replica that runs it, in a shared journal
     # Whether its client is connected to another replica; None where that is not known.
-    is_elsewhere: bool | None = False
+    client_is_elsewhere: bool | None = None
     restarts: int | None = None  # None for a call that is not restarted when its server dies
 
     @property
     def is_attached(self) -> bool:
         """Whether a client is connected for it, at this process."""
         return self.connection is not None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another replica runs it: it alone knows its client and open questions."""
+        is_ours = self.is_in_memory or self.is_attached
+        return self.state in LIVE_STATES and bool(self.owner) and not is_ours
 
 
 class ConnectionView(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -135,6 +142,7 @@ class Counts(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     evicted: int
     pending: int  # messages, of all calls in memory
     pending_bytes: int
+    uncounted: int  # of the pending messages, those whose bytes are not in `pending_bytes`
     questions: int
     connections: dict[str, int]  # by transport
     sessions: int  # over HTTP
@@ -213,7 +221,7 @@ class Registry:
 
     def counts(self) -> Counts:
         """The numbers of what lives in this process. They take about 1 µs for each call."""
-        running = asking = attached = ended = pending = size = questions = 0
+        running = asking = attached = ended = pending = size = uncounted = questions = 0
         for stream in self.live():
             state = stream.state
             if state.outcome is Outcome.LIVE:
@@ -227,6 +235,7 @@ class Registry:
             if not state.is_tombstone:
                 pending += state.last - state.delivered
                 size += state.kept_bytes
+                uncounted += state.unmeasured
         by_transport: dict[str, int] = {}
         for connection in self._open:
             name = connection.transport
@@ -240,6 +249,7 @@ class Registry:
             evicted=0 if engine is None else engine.index.evicted,
             pending=pending,
             pending_bytes=size,
+            uncounted=uncounted,
             questions=questions,
             connections=by_transport,
             sessions=0 if engine is None else sum(1 for _ in engine.sessions),
@@ -333,7 +343,9 @@ class Registry:
         found = {each.id for each in self.live() if each.id.startswith(prefix)}
         found.update(await self._journal.beginning_with(prefix, limit=2))
         if not found or not prefix:
-            raise NoSuchCall(f"No call has an id that begins with {prefix}: list them.")
+            raise NoSuchCall(
+                f"No call has an id that begins with {prefix}: mcp-streams ls lists them."
+            )
         if len(found) > 1:
             raise NoSuchCall(f"Several calls have ids that begin with {prefix}: write more.")
         return found.pop()
@@ -409,14 +421,15 @@ class Registry:
             written=None if stream.delivery is None else max(0, stream.delivery.written),
             delivered=state.delivered,
             pending=0 if state.is_tombstone else state.last - state.delivered,
-            pending_bytes=state.kept_bytes,
+            pending_bytes=None if state.unmeasured else state.kept_bytes,
             questions=tuple(map(_question, state.questions.items())),
             transport="" if connection is None else connection.transport,
             connection=None if connection is None else connection.number,
             expires_at=None if deadline is None else wall() + deadline - trio.current_time(),
             is_in_memory=True,
             owner=record.owner,
-            is_elsewhere=isinstance(stream.delivery, RemoteFollower) and state.idle_since is None,
+            client_is_elsewhere=isinstance(stream.delivery, RemoteFollower)
+            and state.idle_since is None,
             restarts=None if restart is None else restart.attempts,
         )
 
@@ -437,9 +450,9 @@ class Registry:
         if asked is not None:
             state = asked.state
             last, handed, delivered = state.durable, state.handed, state.delivered
-        is_elsewhere: bool | None = False
+        client_is_elsewhere: bool | None = False
         if connection is None and record.owner and record.outcome is Outcome.LIVE:
-            is_elsewhere = None if asked is None else asked.has_client
+            client_is_elsewhere = None if asked is None else asked.has_client
         return CallView(
             id=record.stream[:SHOWN_LETTERS],
             number=record.number,
@@ -463,7 +476,7 @@ class Registry:
             expires_at=record.due_at,
             is_in_memory=False,
             owner=record.owner,
-            is_elsewhere=is_elsewhere,
+            client_is_elsewhere=client_is_elsewhere,
             restarts=None if restart is None else restart.attempts,
         )
 

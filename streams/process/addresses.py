@@ -16,7 +16,7 @@ def why_not(address: str, error: OSError) -> str:
         advice = f"the host {host} is unknown: write one of this machine's names or addresses"
     elif error.errno == errno.EADDRINUSE:
         advice = (
-            f"another process listens there (`lsof -i :{port}` shows it): stop that one, or serve "
+            f"a process listens there (`lsof -i :{port}` shows it): stop that one, or serve "
             f"at another port; {host}:0 takes a free one, which the log names"
         )
     elif error.errno == errno.EADDRNOTAVAIL:

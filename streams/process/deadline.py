@@ -34,9 +34,9 @@ END_OF_FAILURE: Final = 2
 class Exit:
     """The deadline of the process, which starts with `begin`. Make it before the server.
 
-    It ends the process `within_s` seconds later, and the first SIGTERM gives running calls
-    `grace_s` more. `tools` returns the names of the tools that have
-    not ended, `failure` the error that ended the server, if any.
+    It ends the process `within_s` seconds later. The first SIGTERM gives running calls `grace_s`
+    seconds more. `tools` returns the names of the tools that have not ended, `failure` the error
+    that ended the server, if any.
     """
 
     def __init__(self, within_s: float = DEADLINE_S, grace_s: float = 0.0) -> None:
@@ -92,8 +92,11 @@ class Exit:
         os._exit(code)
 
     def _tell(self, code: int) -> None:
-        told: dict[str, object] = {"tools": ", ".join(self.tools()) or "none", "code": code}
-        log.warning("the process ends at its deadline; some tools have not ended", **told)
+        tools = ", ".join(self.tools())
+        # Without tools it is a library that has not: an exporter whose collector is away, mostly.
+        what = "some tools have not ended" if tools else "a thread of a library has not ended"
+        told = {"tools": tools} if tools else {}
+        log.warning(f"the process ends at its deadline; {what}", **told, code=code)
         STANDARD_ERROR.finish(FINAL_LOG_S)
         failure = self.failure()
         if code == END_OF_FAILURE and failure is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _URL: Final = re.compile(r"https?://[!#-~]+")  # safe between quotes
 # As browsers write it: RFC 6454, 6.2. Extensions of browsers have schemes of their own.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[\w.-]+)(:[0-9]+)?", re.I | re.A)
+PORT_MAX: Final = 65535
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
@@ -111,8 +112,10 @@ def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> 
 def parse_address(address: str) -> tuple[str, int]:
     """`HOST:PORT` or `[HOST]:PORT` as a pair. Raises `CannotServe`."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal() or "/" in address:
         raise CannotServe(f"{address}: write HOST:PORT, such as 127.0.0.1:8765.")
+    if int(port) > PORT_MAX:
+        raise CannotServe(f"{address}: ports end at {PORT_MAX}.")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -70,6 +70,8 @@ class Operators:
     ) -> None:
         """Serve `--admin` until cancelled. Raises `CannotServe`."""
         if address.startswith(UNIX):
+            if address == UNIX:
+                raise CannotServe(f"{address} has no path: write unix:PATH.")
             await self._serve_path(Path(address.removeprefix(UNIX)), task_status)
             return
         host, port = parse_address(admin_address(address))
@@ -143,6 +145,7 @@ def api_routes(
             "pid": os.getpid(),
             "startedAt": began_at,
             "journal": options.journal_shown if options.is_kept else None,
+            "replica": engine.replica or None,
             "unready": engine.unready,
         }
 
@@ -162,7 +165,10 @@ def _listener_at(path: Path) -> Iterator[Sequence[socket.socket]]:
     try:
         listener = listen_privately(path)
     except OSError as error:
-        raise CannotServe(f"{path}: cannot listen there: {error}.") from error
+        raise CannotServe(
+            f"{path}: cannot listen there: {error.strerror or error}: name a new file in a folder "
+            "that you may write to."
+        ) from error
     ours = os.lstat(path)
     try:
         yield [listener]
@@ -188,6 +194,7 @@ async def _serve(
         screen=endpoint.screen,
         body_bytes_max=BODY_BYTES_MAX,
         connections_max=CONNECTIONS_MAX,
+        gives_way=True,  # a probe that is refused ends a process that is well
         # Probes send an address or nothing. The gate checks the requests of operators.
         allowed_hosts=None,
         sockets=sockets,

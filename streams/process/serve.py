@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from streams.admin.health import Health
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
 from streams.journal.ownership import OwnerLock, check_files, socket_path
@@ -22,21 +21,15 @@ from streams.limits import Limits
 from streams.logs import log
 from streams.observe.registry import Registry
 from streams.process.addresses import origin, why_not
-from streams.process.deadline import (
-    DEADLINE_S,
-    END_OF_FAILURE,
-    END_OF_SIGNAL,
-    END_SIGNALS,
-    Exit,
-    let_children_end,
-)
+from streams.process.deadline import DEADLINE_S, END_OF_SIGNAL, Exit, let_children_end
 from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.observers import Observers
 from streams.process.operators import Operators, api_routes
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
-from streams.process.succession import handing_over, is_awaited, standing_by
+from streams.process.shutdown import DOWN, Shutdown, heeds_hangup
+from streams.process.succession import Standby, standing_by
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
 from streams.process.webhooks import open_webhooks
@@ -57,15 +50,13 @@ GARBAGE_MAX: Final = (2_000, 100, 20)
 # Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
 
-DOWN: Final = "The command has ended, and it is not started again: the log says why."
-
 # An owner must not end before the relay that has started it has connected.
 LINGER_MIN_S: Final = 0.5
 
 
 def run(options: Options) -> None:
     """Serve until the server is idle, or a signal ends it. Raises `CannotServe`."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+    if heeds_hangup():
         signal.signal(signal.SIGHUP, _go_on)
     options, sockets = take_sockets(options)
     guard = guard_for(options, lambda: server.scopes)  # once it is loaded, below
@@ -137,8 +128,7 @@ async def _serve(
     exit: Exit,
     down: trio.Event,
 ) -> None:
-    notices, health = Notices(is_service=options.is_listening), operators.health
-    patience = patience_of(options)
+    notices, patience = Notices(is_service=options.is_listening), patience_of(options)
     async with (
         standing_by(_file(options), options.standby_s, _addresses(options, sockets)) as standby,
         _open_journal(options, server.limits) as (journal, keys),
@@ -146,56 +136,56 @@ async def _serve(
         server.open(
             journal, keys.keyring, patience=patience, events=observers.events, hooks=hooks
         ) as running,
-        _ending(exit, running, notices, health),
-        trio.open_nursery() as nursery,
     ):
-        standby.over()
-        if server.scopes and options.is_listening and not options.auth.is_required:
-            log.warning(
-                "tools that need scopes can be called over stdio alone: serve with --auth-tokens "
-                "or --auth-jwks",
-                scopes=" ".join(server.scopes),
-            )
+        shutdown = Shutdown(running, exit, operators.health, notices, _file(options))
+        with shutdown.on_failure():
+            standby.over()
+            _warn_of_scopes(server, options)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(shutdown.on_signals)
+                nursery.start_soon(shutdown.when_down, down)
+                nursery.start_soon(shutdown.when_ended, nursery.cancel_scope)
+                if heeds_hangup():
+                    reload = partial(_reload, guard, keys, running, notices)
+                    await nursery.start(shutdown.on_hangup, reload)
+                await nursery.start(guard.run)
+                registry = Registry(journal, running.engine)
+                operators.add(
+                    *api_routes(running, registry, options, nursery),
+                    *observers.watch(running, registry, nursery),
+                    *observers.page(running, registry, operators.gate, nursery),
+                )
+                if options.owned is not None:
+                    await nursery.start(operators.serve_socket, options.owned)
+                    await nursery.start(_serve_relays, running, options, down)
+                await _start_listeners(nursery, running, options, guard, sockets, standby)
+                operators.health.why_not = lambda: running.engine.unready
+                notices.ready()
+                await _until_done(running, options, fds)
+                nursery.cancel_scope.cancel()
 
-        def farewell() -> dict[str, object] | None:
-            if down.is_set():
-                return {"error": DOWN}
-            # After a shutdown the clients were told how all of their calls have ended.
-            return {"ok": True} if running.engine.is_closing else None
 
-        running.engine.before_departure = partial(_depart, options, exit, notices, health)
-        stop = partial(_shut_down, options, running, notices, health)
-        nursery.start_soon(_stop_on_signal, stop, exit)
-        nursery.start_soon(_stop_when_down, down, running, notices, health)
-        nursery.start_soon(_end, running, nursery.cancel_scope)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            reload = partial(_reload, guard, keys, running, notices)
-            await nursery.start(_reload_on_hangup, reload, stop, exit)
-        await nursery.start(guard.run)
-        registry = Registry(journal, running.engine)
-        operators.add(
-            *api_routes(running, registry, options, nursery),
-            *observers.watch(running, registry, nursery),
-            *observers.page(running, registry, operators.gate, nursery),
+def _warn_of_scopes(server: Servable, options: Options) -> None:
+    if server.scopes and options.is_listening and not options.auth.is_required:
+        log.warning(
+            "tools that need scopes can be called over stdio alone: serve with --auth-tokens "
+            "or --auth-jwks",
+            scopes=" ".join(server.scopes),
         )
-        if options.owned is not None:
-            await nursery.start(operators.serve_socket, options.owned)
-            await nursery.start(_serve_relays, running, options, farewell)
-        at_ws, at_http = (_place(name, sockets, standby.sockets) for name in ("ws", "http"))
-        if options.ws is not None:
-            await nursery.start(_serve_websocket, running, options, guard, at_ws)
-        if options.http is not None:
-            await nursery.start(_serve_http, running, options, guard, at_http)
-        health.why_not = lambda: running.engine.unready
-        notices.ready()
-        if fds is not None:
-            await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
-        if not options.is_listening:
-            tell_starter(READY)
-            # With patience, calls outlive their client. Without a journal it cannot come back.
-            if options.is_kept or options.patience.patience_s is None:
-                await running.engine.wait_idle(_linger_s(options))
-            nursery.cancel_scope.cancel()
+
+
+async def _until_done(
+    running: RunningServer, options: Options, fds: tuple[int, int] | None
+) -> None:
+    """Serve the client of standard input, if any; then wait until the server has no more to do."""
+    if fds is not None:
+        await stdio.serve(running.serve, fds, message_bytes_max=running.limits.message_bytes_max)
+    if options.is_listening:
+        await trio.sleep_forever()
+    tell_starter(READY)
+    # With patience, calls outlive their client. Without a journal it cannot come back.
+    if options.is_kept or options.patience.patience_s is None:
+        await running.engine.wait_idle(_linger_s(options))
 
 
 def _linger_s(options: Options) -> float:
@@ -248,84 +238,6 @@ def _warn_of_limit(journal: Journal) -> None:
         )
 
 
-@asynccontextmanager
-async def _ending(
-    exit: Exit, running: RunningServer, notices: Notices, health: Health
-) -> AsyncIterator[None]:
-    """When this block fails or is cancelled, start the deadline of the process."""
-    exit.tools = lambda: running.running_tools
-    exit.failure = lambda: running.engine.failure
-    try:
-        yield
-    except BaseException:
-        exit.begin(END_OF_FAILURE)
-        raise
-    finally:
-        health.stop()
-        notices.stopping()
-
-
-Stop = Callable[[signal.Signals, float], Awaitable[None]]
-
-
-async def _stop_on_signal(stop: Stop, exit: Exit) -> None:
-    is_first = True
-    async with trio.open_nursery() as nursery:
-        with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
-            async for number in signals:
-                grace_s = exit.grace_of(number) if is_first else 0.0
-                nursery.start_soon(stop, signal.Signals(number), grace_s)
-                is_first = False
-
-
-async def _shut_down(
-    options: Options,
-    running: RunningServer,
-    notices: Notices,
-    health: Health,
-    number: signal.Signals,
-    grace_s: float = 0.0,
-) -> None:
-    health.stop()
-    if grace_s:
-        log.info("draining", signal=number.name, grace_s=grace_s)
-        await running.drain(grace_s)
-        return
-    log.info("shutting down", signal=number.name)
-    notices.stopping()
-    if running.engine.is_draining or is_awaited(_file(options)):
-        await running.drain(0)
-    else:
-        await running.engine.shut_down()
-
-
-async def _depart(
-    options: Options, exit: Exit, notices: Notices, health: Health, grace_s: float
-) -> None:
-    """Before a drain: see `Engine.before_departure`."""
-    exit.begin(END_OF_SIGNAL, grace_s)
-    health.stop()
-    notices.stopping()
-    await handing_over(_file(options))
-
-
-async def _end(running: RunningServer, scope: trio.CancelScope) -> None:
-    """End the process after a shutdown or a drain, whoever has begun it."""
-    await running.engine.ended.wait()
-    scope.cancel()
-
-
-async def _stop_when_down(
-    down: trio.Event, running: RunningServer, notices: Notices, health: Health
-) -> None:
-    """End the process when its backend has failed for good, so that a supervisor restarts it."""
-    await down.wait()
-    health.stop()
-    notices.stopping()
-    await running.engine.shut_down()
-    raise CannotServe(DOWN)
-
-
 async def _reload(guard: Guard, keys: Keys, running: RunningServer, notices: Notices) -> None:
     log.info("reloading", signal=signal.SIGHUP.name)
     notices.reloading()
@@ -335,57 +247,16 @@ async def _reload(guard: Guard, keys: Keys, running: RunningServer, notices: Not
     notices.ready()
 
 
-async def _reload_on_hangup(
-    reload: Callable[[], Awaitable[None]],
-    stop: Stop,
-    exit: Exit,
-    *,
-    task_status: trio.TaskStatus[None],
-) -> None:
-    """Read certificate, tokens and keys again at each SIGHUP.
-
-    If the terminal is gone, shut down instead: closing a terminal sends SIGHUP too.
-    """
-    had_terminal = _has_terminal()
-    shown = [fd for fd in (0, 1, 2) if os.isatty(fd)]
-    with trio.open_signal_receiver(signal.SIGHUP) as signals:
-        task_status.started()
-        async for _ in signals:
-            if had_terminal and not _has_terminal():
-                exit.begin(END_OF_SIGNAL)
-                _leave_terminal(shown)
-                await stop(signal.SIGHUP, 0.0)
-                return
-            await reload()
-
-
-def _leave_terminal(fds: Sequence[int]) -> None:
-    """Redirect these to /dev/null: writing to a closed terminal fails, even for the log."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in fds:
-        os.dup2(nowhere, fd)
-    os.close(nowhere)
-
-
-def _has_terminal() -> bool:
-    """Whether this process has a controlling terminal, which sends SIGHUP when it closes."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
-
-
-class _Place(NamedTuple):
+class _Inherited(NamedTuple):
     """Sockets that listen already, if any; those of systemd listen for the next process, too."""
 
     sockets: Sequence[socket.socket]
     is_shared: bool
 
 
-def _place(name: str, of_systemd: Sockets, of_standby: Sockets) -> _Place:
+def _inherited(name: str, of_systemd: Sockets, of_standby: Sockets) -> _Inherited:
     given = of_systemd.get(name, ())
-    return _Place(given or of_standby.get(name, ()), bool(given))
+    return _Inherited(given or of_standby.get(name, ()), bool(given))
 
 
 def _addresses(options: Options, sockets: Sockets) -> dict[str, tuple[str, int]]:
@@ -400,11 +271,27 @@ def _file(options: Options) -> Path | None:
     return options.journal if options.store is None else None
 
 
+async def _start_listeners(
+    nursery: trio.Nursery,
+    running: RunningServer,
+    options: Options,
+    guard: Guard,
+    sockets: Sockets,
+    standby: Standby,
+) -> None:
+    """Listen for clients of WebSocket and HTTP, in tasks of `nursery`. Raises `CannotServe`."""
+    at_ws, at_http = (_inherited(name, sockets, standby.sockets) for name in ("ws", "http"))
+    if options.ws is not None:
+        await nursery.start(_serve_websocket, running, options, guard, at_ws)
+    if options.http is not None:
+        await nursery.start(_serve_http, running, options, guard, at_http)
+
+
 async def _serve_websocket(
     running: RunningServer,
     options: Options,
     guard: Guard,
-    place: "_Place",
+    inherited: _Inherited,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -416,14 +303,14 @@ async def _serve_websocket(
         ssl_context=guard.tls,
         admit=guard.admit_ws,
     )
-    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, place, task_status)
+    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, inherited, task_status)
 
 
 async def _serve_http(
     running: RunningServer,
     options: Options,
     guard: Guard,
-    place: "_Place",
+    inherited: _Inherited,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -439,7 +326,7 @@ async def _serve_http(
         admit=guard.admit_http,
     )
     await _listen(
-        listen, f"http{guard.s}", options.http, path, running, options, place, task_status
+        listen, f"http{guard.s}", options.http, path, running, options, inherited, task_status
     )
 
 
@@ -450,7 +337,7 @@ async def _listen(
     path: str,
     running: RunningServer,
     options: Options,
-    place: "_Place",
+    inherited: _Inherited,
     task_status: trio.TaskStatus[None],
 ) -> None:
     host, port = parse_address(address)
@@ -460,8 +347,8 @@ async def _listen(
         per_principal_max=running.limits.connections_per_principal_max,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
-        sockets=place.sockets,
-        is_shared=place.is_shared,
+        sockets=inherited.sockets,
+        is_shared=inherited.is_shared,
         departure=running.engine.departure,
     )
     async with trio.open_nursery() as nursery:
@@ -476,7 +363,7 @@ async def _listen(
 async def _serve_relays(
     running: RunningServer,
     options: Options,
-    farewell: Callable[[], dict[str, object] | None],
+    down: trio.Event,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -496,6 +383,12 @@ async def _serve_relays(
                 "--journal, or none, or wait until it ends."
             )
         return None
+
+    def farewell() -> dict[str, object] | None:
+        if down.is_set():
+            return {"error": DOWN}
+        # After a shutdown the clients were told how all of their calls have ended.
+        return {"ok": True} if running.engine.is_closing else None
 
     path = socket_path(options.owned)
     async with trio.open_nursery() as nursery:

@@ -11,18 +11,20 @@ The steps of an owner that ends, by their cause:
 
 | cause                                      | grace       | steps                                |
 |--------------------------------------------|-------------|--------------------------------------|
-| SIGTERM: `serve._shut_down`                | `--grace`   | hand over, drain, end                |
+| SIGTERM                                    | `--grace`   | hand over, drain, end                |
 | SIGTERM, SIGINT, SIGHUP of a terminal that | 0           | hand over, end; without a process    |
-| is gone: `serve._shut_down`                |             | that waits (`is_awaited`) only end   |
-| `mcp-streams drain`: `Engine.drain`        | `--grace`   | hand over, drain, end                |
+| is gone                                    |             | that waits (`is_awaited`) only end   |
+| `mcp-streams drain`                        | `--grace`   | hand over, drain, end                |
 |                                            | 0           | hand over, end                       |
-| a second signal: `serve._shut_down`        | 0 from now  | the rest, without the wait for calls |
-| the backend fails: `serve._stop_when_down` |             | end                                  |
+| a second signal                            | 0 from now  | the rest, without the wait for calls |
+| the backend fails                          |             | end                                  |
 | SIGKILL                                    |             | none: the next process listens later |
 
-- hand over: `serve._depart`, which calls `handing_over`; then `Departure.begin`. It takes `HEIR_S`
-  at most, and no grace shortens it. It takes so long if the next process has the same address,
-  which is free only once the owner has closed its listeners.
+`streams.process.shutdown` takes these steps:
+
+- hand over: `handing_over`, then `Departure.begin`. It takes `HEIR_S` at most, and no grace
+  shortens it. It takes so long if the next process has the same address, which is free only once
+  the owner has closed its listeners.
 - drain: the rest of `Engine.drain`, which waits for calls.
 - end: `Engine.shut_down`. `streams.process.deadline` limits all steps together.
 """

@@ -30,6 +30,7 @@ from streams.webhooks.receivers import Receivers
 
 # Webhooks that may wait, of one journal. A receiver that is away for days must not fill it.
 WAITING_MAX: Final = 10_000
+CALLERS_PART: Final = 2  # beyond this part of it only the server's own URLs get events
 
 
 class Queue:
@@ -124,7 +125,7 @@ class Queue:
             for kind, seq, line in told
             for url in urls
         ]
-        return made if self._has_room_for(made, record) else ()
+        return self._with_room(made, record)
 
     def _urls_for(self, record: Record, call: Origin) -> Sequence[str]:
         """The receivers of a call's events; () for a request that calls no tool."""
@@ -136,20 +137,27 @@ class Queue:
         # The list may have become shorter since the call began.
         return (*self._urls, given) if self._receivers.allow(given) else self._urls
 
-    def _has_room_for(self, made: Sequence[Webhook], record: Record) -> bool:
-        if self.waiting + len(made) > WAITING_MAX:
-            if not self._is_full:
-                log.error(
-                    "too many webhooks wait: events are dropped until their receivers take some",
-                    limit=WAITING_MAX,
-                    stream=record.stream[:STREAM_LETTERS],
-                )
-            self._is_full = True
-            return False
-        self._is_full = False
-        self.waiting += len(made)
-        self._has_told = True
-        return True
+    def _with_room(self, made: Sequence[Webhook], record: Record) -> Sequence[Webhook]:
+        """Those of these webhooks that may wait.
+
+        Callers must not be able to fill what the server's own receivers need.
+        """
+        kept = made
+        if self.waiting + len(made) > WAITING_MAX // CALLERS_PART:
+            kept = [each for each in made if each.url in self._urls]
+        if self.waiting + len(kept) > WAITING_MAX:
+            kept = ()
+        is_full = len(kept) < len(made)
+        if is_full and not self._is_full:
+            log.error(
+                "too many webhooks wait: events are dropped until their receivers take some",
+                waiting=self.waiting,
+                stream=record.stream[:STREAM_LETTERS],
+            )
+        self._is_full = is_full or (self._is_full and self.waiting > WAITING_MAX // CALLERS_PART)
+        self.waiting += len(kept)
+        self._has_told = self._has_told or bool(kept)
+        return kept
 
     def committed(self) -> None:
         """See `Hooks.committed`."""

@@ -1,4 +1,4 @@
-"""nginx and HAProxy as real processes, with the configuration of docs/operate/deploy.md."""
+"""nginx and HAProxy as real processes, with the files of docs/operate/single."""
 
 import contextlib
 import socket
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.rigs import ROOT
-from tests.rigs.doc_pages import blocks, free_port
+from tests.rigs.doc_pages import free_port
 
-PAGE: Final = ROOT / "docs" / "operate" / "deploy.md"
+FILES: Final = ROOT / "docs" / "operate" / "single"
 START_S: Final = 30.0
 POLL_S: Final = 0.02
 _HAPROXY_TLS: Final = " ssl crt /etc/ssl/mcp.pem alpn http/1.1 ssl-min-ver TLSv1.2"
 
-# The frame for the documented block: one process, all files in its folder.
+# The frame for the documented file: one process, all files in its folder.
 NGINX_FRAME: Final = """
 daemon off;
 master_process off;
@@ -58,7 +58,7 @@ def nginx_before(
             "/etc/ssl/mcp.key": str(hardened.certificate),
             "127.0.0.1:8765": f"127.0.0.1:{hardened.ws_port}",
         }
-    documented = _documented("nginx", server_port, changes)
+    documented = _documented("nginx.conf", server_port, changes)
     configuration = folder / "nginx.conf"
     configuration.write_text(NGINX_FRAME.format(folder=folder, documented=documented))
     command = [nginx, "-e", "stderr", "-p", str(folder), "-c", str(configuration)]
@@ -84,7 +84,7 @@ def haproxy_before(
             "/etc/ssl/mcp.pem": str(hardened.certificate),
             "127.0.0.1:8765": f"127.0.0.1:{hardened.ws_port}",
         }
-    documented = _documented("haproxy", server_port, changes)
+    documented = _documented("haproxy.cfg", server_port, changes)
     configuration = folder / "haproxy.cfg"
     configuration.write_text(documented)
     with running([haproxy, "-db", "-f", str(configuration)], port, folder / "haproxy.log"):
@@ -98,12 +98,11 @@ class Hardened(NamedTuple):
     ws_port: int
 
 
-def _documented(language: str, server_port: int, changes: dict[str, str]) -> str:
-    """The page's one block in this language, with the addresses of a test."""
-    (block,) = blocks(PAGE, language)
-    text = block.text
+def _documented(file: str, server_port: int, changes: dict[str, str]) -> str:
+    """The documented file, with the addresses of a test."""
+    text = (FILES / file).read_text()
     for written, meant in {"127.0.0.1:8080": f"127.0.0.1:{server_port}", **changes}.items():
-        assert written in text, f"{written} is to be on the page"
+        assert written in text, f"{written} is to be in {file}"
         text = text.replace(written, meant)
     return text
 

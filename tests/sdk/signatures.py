@@ -1,7 +1,7 @@
 """Signatures of tools, whose schemas and behaviour are compared with the official SDK's.
 
 A case lists the aspects in which mcp-streams differs, with the reason; in all others it must equal
-the SDK. The table in docs/use/types.md has the `CASES` that differ.
+the SDK. The table in docs/inside/signatures.md has the `CASES` that differ.
 """
 
 # ruff: noqa: F401  # the signatures are strings

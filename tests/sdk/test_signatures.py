@@ -169,5 +169,5 @@ def test_the_official_client_reads_every_schema_and_result() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    page = (ROOT / "docs" / "use" / "types.md").read_text()
+    page = (ROOT / "docs" / "inside" / "signatures.md").read_text()
     assert page.endswith(f"\n\n{table()}\n"), "python -m tests.sdk.signatures prints it"

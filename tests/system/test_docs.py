@@ -215,8 +215,8 @@ def test_documented_reasons_have_their_codes() -> None:
     assert reasons == {reason: str(refusal(reason).code) for reason in reasons}
 
 
-def test_tests_that_the_page_on_security_names_exist() -> None:
-    page = (ROOT / "docs" / "operate" / "security.md").read_text()
+def test_tests_that_the_page_on_attackers_names_exist() -> None:
+    page = (ROOT / "docs" / "inside" / "attackers.md").read_text()
     named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", page))
     assert named
     for name in named:

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,16 @@ def test_a_probe_may_send_any_host_or_none(host: str, tmp_path: Path) -> None:
             with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as probe:
                 probe.sendall(f"GET /health/live HTTP/1.0\r\n{host}\r\n".encode())
                 assert probe.recv(4096).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health/live HTTP/1.1\r\nHost:"])
+def test_connections_that_ask_nothing_keep_no_probe_out(sent: bytes, tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, options=ADMIN) as server, ExitStack() as idle:
+        port = port_of(server)
+        for _ in range(200):
+            one = idle.enter_context(socket.create_connection(("127.0.0.1", port), DEADLINE_S))
+            one.sendall(sent)
+        wait_until("answered", lambda: asked(port, "/health/live") == (200, "ok\n"))
 
 
 def test_it_is_not_ready_from_before_its_sockets_close(tmp_path: Path) -> None:

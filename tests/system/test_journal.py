@@ -23,7 +23,7 @@ from streams.journal.records import Ack, Append, Change, Close, Create, Evict, O
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
 from streams.journal.sqlite.backup import back_up, export_streams
-from streams.journal.sqlite.export import Lines
+from streams.journal.sqlite.export import MISSING_MAX, Lines
 from streams.journal.sqlite.verify import inspect
 from streams.keys import Keyring, hashed
 from streams.messages import Run
@@ -207,6 +207,18 @@ def test_tables_tell_which_messages_are_lost(command: Command, copy: Path, tmp_p
             "SELECT count(*) FROM messages WHERE stream = 2 AND kind = 'missing' AND json IS NULL"
         )
         assert lost.fetchone()[0] > 0
+
+
+def test_a_damaged_number_does_not_make_endless_tables(
+    command: Command, copy: Path, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(copy)) as damaged, damaged:
+        damaged.execute("UPDATE progress SET last = 1 << 60 WHERE id = 2")
+    out = tmp_path / "out.db"
+    assert command("export", copy, "--sqlite", out).returncode == 1
+    with closing(sqlite3.connect(out)) as tables:
+        [(rows,)] = tables.execute("SELECT count(*) FROM messages WHERE kind = 'missing'")
+        assert rows == MISSING_MAX
 
 
 def test_wherever_a_byte_is_flipped_it_is_found_or_has_hurt_nothing(

@@ -46,7 +46,7 @@ class Replica:
         return {each["id"]: each for each in found["calls"]}
 
     def told(self, call: Started) -> set[Told]:
-        """What the list and the view of the call say, one after the other."""
+        """How the list and the view of the call tell of it, one after the other."""
         shown = call.stream[:12]
         found = [self.calls()[shown], json.loads(self.fetched(f"/api/calls/{shown}"))]
         return {(each["state"], each["owner"], client_of(each)) for each in found}
@@ -66,7 +66,7 @@ class Replica:
 def client_of(call: Json) -> str:
     if call["connection"] is not None:
         return "here"
-    return {True: "elsewhere", False: "away", None: "unknown"}[call["isElsewhere"]]
+    return {True: "elsewhere", False: "away", None: "unknown"}[call["clientIsElsewhere"]]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def agree(replicas: list[Replica], call: Started, *clients: str, state: str, own
         assert ("elsewhere" in row) is (client == "elsewhere")
         page = replica.fetched(f"/calls/{call.stream[:12]}")
         assert f"<dd>{owner}</dd>" in page
-        assert ("at another replica" in page) is (client == "elsewhere")
+        assert ("<dd>elsewhere</dd>" in page) is (client == "elsewhere")
 
 
 def test_each_replica_tells_how_the_calls_of_the_others_are(

@@ -16,7 +16,7 @@ from streams.journal.ownership import operators_path
 from tests.rigs.command import Done, Following, run
 from tests.rigs.operators import SocketConnection, fetched
 from tests.rigs.redis_servers import running
-from tests.wire.process import Gate, ServerProcess, gate_in, wait_until
+from tests.wire.process import APP, Gate, ServerProcess, gate_in, wait_until
 from tests.wire.raw import DEADLINE_S, Peer
 from tests.wire.verbs import POSITIONS, start
 
@@ -187,6 +187,12 @@ def test_the_endpoint_may_be_a_unix_socket(tmp_path: Path) -> None:
         assert listed(f"unix:{path}") == []
 
 
+def test_a_socket_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    for path, says in (("", "has no path"), (tmp_path / "no" / "s", "name a new file in a folder")):
+        done = run("serve", APP, "--http", "127.0.0.1:0", "--admin", f"unix:{path}")
+        assert (done.returncode, says in done.stderr, "Errno" in done.stderr) == (2, True, False)
+
+
 def test_the_owner_of_a_stdio_servers_journal_is_asked(tmp_path: Path) -> None:
     journal = tmp_path / "journal.db"
     with ServerProcess(tmp_path) as server:
@@ -301,9 +307,14 @@ def test_wrong_words_are_explained(tmp_path: Path) -> None:
         journal = str(server.journal)
         cases = [
             (("ls", str(tmp_path / "nowhere.db")), 2, "there is no such file"),
-            (("ls",), 2, "Name a journal"),
+            (("ls",), 2, "or a journal"),
             (("ls", "http://127.0.0.1:1"), 3, "cannot be asked"),
             (("ls", f"http://127.0.0.1:{server.http_port}"), 3, "--admin"),
+            (("ls", "127.0.0.1:9090"), 2, "--admin: http://127.0.0.1:9090"),
+            (("drain", journal, "--admin", "http://127.0.0.1:1"), 2, "name one place"),
+            (("stats", journal, "--journal", "other.db"), 2, "name one place"),
+            (("show", "x", "--journal", journal, "--admin", "unix:/s"), 2, "name one place"),
+            (("cancel", "x", "--journal", journal, "--admin", "unix:/s"), 2, "name one place"),
             (("ls", journal, "--state", "runing"), 2, "did you mean running"),
             (("ls", journal, "--every", "0"), 2, "--every"),
             (("show", "nothing", "--journal", journal), 4, "No call has an id"),
@@ -337,6 +348,9 @@ def test_all_replicas_show_the_calls_of_all(tmp_path: Path) -> None:
             assert {each["id"] for each in found} == calls
             assert len({each["owner"] for each in found}) == 3
         assert {each["id"] for each in listed(url)} == calls
+        for words in (("drain", url), ("cancel", next(iter(calls)), "--journal", url)):
+            done = run(*words)
+            assert (done.returncode, "name a replica's --admin" in done.stderr) == (2, True), done
         elsewhere = next(each for each in listed(addresses[0]) if not each["isInMemory"])
         assert succeeded("cancel", elsewhere["id"], "--admin", addresses[0]).stdout
 

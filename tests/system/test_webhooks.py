@@ -30,8 +30,8 @@ from tests.rigs.journals import applied
 from tests.rigs.redis_servers import running
 from tests.rigs.webhooks import OTHER_SECRET, SECRET, queue, webhook
 from tests.wire.process import APP, CLI, ServerProcess, kept_port, wait_until
-from tests.wire.raw import DEADLINE_S
-from tests.wire.verbs import PLAIN, POSITIONS, called, start
+from tests.wire.raw import DEADLINE_S, method_is
+from tests.wire.verbs import PLAIN, POSITIONS, STREAMS, called, start
 
 LEASE_DEADLINE_S: Final = senders.LEASE_S + DEADLINE_S
 
@@ -63,9 +63,11 @@ class Listening:
         return [each for each in self.arrivals if each["status"] == 204]
 
     def end(self) -> None:
-        """SIGKILL, and reap."""
+        """SIGKILL, and reap. A second call does nothing."""
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
 
 @contextmanager
@@ -199,6 +201,34 @@ def test_of_two_replicas_one_sends_an_event_and_another_takes_over(
                 time.sleep(0.05)
             [taken] = receiver.taken
             assert taken["id"] == tried["id"]
+
+
+def test_a_question_whose_client_has_left_is_told_wherever_it_was(
+    tmp_path: Path, port: int, secret_file: Path
+) -> None:
+    """It was asked by one replica, and its client left another one."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    given = options(port, secret_file)
+    with (
+        running("redis", tmp_path / "store", "--appendonly", "yes") as store,
+        ServerProcess(one, store=store.url, options=given) as first,
+        ServerProcess(other, store=store.url, options=given) as second,
+        listening(tmp_path, port, "--secret-file", str(secret_file)) as receiver,
+    ):
+        with first.connect("ws-streams") as peer:
+            peer.initialize(STREAMS)
+            stream = start(peer, "ask")
+            peer.expect(method_is("elicitation/create"))
+            with second.connect("ws-streams") as again:
+                again.initialize(STREAMS)
+                again.request("stream/resume", stream.with_token)
+                again.expect(method_is("elicitation/create"))
+                assert receiver.arrivals == []
+        wait_until("it is told", lambda: receiver.taken)
+        [arrival] = receiver.taken
+        assert arrival["event"]["type"] == "call.question"
 
 
 # Receivers that fail

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 import structlog
 
+from streams import logs
 from streams.clock import steady
 from streams.keys import Keyring, new_bearer, new_id
 from streams.logs import (
@@ -216,6 +217,23 @@ def test_an_exception_forges_no_line_and_is_bounded(
     assert ("left out" in told) is (len(text) > EXCEPTION_BYTES_MAX)
 
 
+def test_of_a_long_exception_only_what_is_written_is_escaped(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, original = [], logs.escaped
+
+    def escaped(text: str) -> str:
+        looked_at.append(text)
+        return original(text)
+
+    monkeypatch.setattr("streams.logs.escaped", escaped)
+    text = "first" + "\x1b" * 1_000_000 + "last"
+    log.exception("a tool failed", exc_info=ValueError(text))
+    told = capfd.readouterr().err
+    assert sum(map(len, looked_at)) < 3 * EXCEPTION_BYTES_MAX
+    assert all(each in told for each in ("first", "left out", "last"))
+
+
 def test_a_secret_at_the_cut_is_redacted(capfd: pytest.CaptureFixture[str]) -> None:
     for before in range(EXCEPTION_BYTES_MAX // 2 - 150, EXCEPTION_BYTES_MAX // 2, 8):
         words = "x " * (before // 2)
@@ -296,6 +314,32 @@ def test_the_end_of_the_process_writes_the_lines_that_wait() -> None:
     told = subprocess.run([sys.executable, "-c", LOGS_MUCH], stderr=subprocess.PIPE, check=True)
     assert told.stderr.count(b"a long line") == 20
     assert b"the last line" in told.stderr
+
+
+A_LIBRARY_LOGS = """
+import logging
+from streams.logs import log_to_stderr
+log_to_stderr(as_json=True, levels={"quiet": logging.ERROR})
+logging.getLogger("exporter.grpc").warning("retrying in %s s", 2)
+logging.getLogger("exporter.grpc").info("connected")
+logging.getLogger("quiet").warning("not told")
+try:
+    raise ValueError("a fault")
+except ValueError:
+    logging.getLogger("exporter").exception("failed")
+"""
+
+
+def test_what_libraries_log_is_in_lines_of_this_log() -> None:
+    """Else a log of JSON lines would have others, which its reader cannot parse."""
+    told = subprocess.run(
+        [sys.executable, "-c", A_LIBRARY_LOGS], stderr=subprocess.PIPE, check=True, text=True
+    )
+    first, second = map(json.loads, told.stderr.splitlines())
+    assert (first["logger"], first["level"]) == ("exporter.grpc", "warning")
+    assert first["event"] == "retrying in 2 s"
+    assert (second["event"], second["level"]) == ("failed", "error")
+    assert "ValueError: a fault" in second["exception"]
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -19,7 +19,7 @@ import trustme
 from streams.protocol.ticket import Ticket
 from tests.rigs.command import run
 from tests.rigs.needing import another_user
-from tests.wire.process import APP, CLI
+from tests.wire.process import APP, CLI, ServerProcess
 
 pytestmark = pytest.mark.needs_file("other users have planted files")
 
@@ -211,6 +211,27 @@ def test_who_looks_at_a_journal_refuses_what_was_planted(
         ("backup", journal, tmp_path / "copy", "--with-keys"),
     ):
         assert f"{planted} belongs to" in refused(*command)
+
+
+AS_ANOTHER = """
+import os, sys
+import streams.cli.actions.operators
+from streams.cli import operators
+
+os.setgid(65534); os.setuid(65534)
+sys.exit(getattr(operators, sys.argv[1])(sys.argv[2]))
+"""
+
+
+def test_another_user_is_not_told_that_no_server_runs(shared: Path) -> None:
+    """The journal's server lives, but this user may neither ask it nor read the journal."""
+    another_user()
+    with ServerProcess(shared) as server:
+        for words in ("drain", "ls", "stats"):
+            command = [sys.executable, "-c", AS_ANOTHER, words, str(server.journal)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout) == (2, ""), done
+            assert "another user owns it: run this as that user" in done.stderr, done
 
 
 def test_keys_that_others_may_read_are_refused_in_one_sentence(journal: Path) -> None:

@@ -67,6 +67,11 @@ class ListenOptions(TypedDict, total=False):
     connections_max: int
     """How many connections may be open, including those in a handshake. The next one gets a 503."""
 
+    gives_way: bool
+    """Over HTTP: whether beyond that the connection which has waited longest for its peer is
+    closed: for a request, or for room to write. So idle peers keep no others out. At twice as many
+    the next one gets the 503."""
+
     per_principal_max: int | None
     """How many connections an authenticated caller may have; over HTTP, how many requests at once.
     """
@@ -109,6 +114,7 @@ class Listener:
         self._open = 0
         self._handshakes = Turns()
         self._connections_max = options.get("connections_max", CONNECTIONS_MAX)
+        self._gives_way = options.get("gives_way", False)
         self._per_principal_max = options.get("per_principal_max")
         self._of_principal: Counter[str] = Counter()
         descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -156,13 +162,19 @@ class Listener:
         if self._handshakes.spend(TURN_UNITS):
             await self._handshakes.wait()
 
-    def check_room(self, tcp: trio.SocketStream) -> None:
+    def check_room(
+        self, tcp: trio.SocketStream, make_room: Callable[[], bool] = lambda: False
+    ) -> None:
         """Raises `HttpError` for too many connections, `tcp` included, or too few free descriptors.
 
+        With `gives_way` it calls `make_room` first, which closes another one, or returns False.
         The kernel always assigns the lowest free descriptor, so its number shows how many are used.
         """
         has_one_of_the_last = tcp.socket.fileno() >= self._descriptors_max
-        if self._open > self._connections_max or has_one_of_the_last:
+        is_full = self._open > self._connections_max
+        if is_full and self._gives_way and self._open <= 2 * self._connections_max:
+            is_full = not make_room()
+        if is_full or has_one_of_the_last:
             full = "Too many connections are open: try again later."
             raise HttpError(503, Refusal(INTERNAL_ERROR, full))
 

@@ -13,11 +13,18 @@ from streams.admin.page.layout import Region, region
 from streams.clock import lasting, wall
 from streams.logs import STREAM_LETTERS
 from streams.observe.history import EVERY_S, Rate, of_interval
-from streams.observe.registry import LIVE_STATES, CallView, Counts, Page, State, Wanted
+from streams.observe.registry import (
+    LIVE_STATES,
+    TEXT_LETTERS_MAX,
+    CallView,
+    Counts,
+    Page,
+    State,
+    Wanted,
+)
 
 ROWS_MAX: Final = 100
 SPARKS: Final = 120  # points of a small chart
-TEXT_LETTERS_MAX: Final = 200
 SHOWN: Final[dict[str, frozenset[State]]] = {
     "": frozenset(),
     "live": LIVE_STATES,
@@ -99,10 +106,11 @@ def figures(counts: Counts) -> Region:
     """The numbers of what lives."""
     connections = sum(counts.connections.values())
     by_transport = ", ".join(f"{name} {n}" for name, n in sorted(counts.connections.items()))
+    more = " and more" if counts.uncounted else ""
     shown = (
         ("Running", counts.running, f"{counts.attached} attached"),
         ("Asking", counts.asking, _plural(counts.questions, "open question")),
-        ("Pending", counts.pending, f"messages, {size(counts.pending_bytes)}"),
+        ("Pending", counts.pending, f"messages, {size(counts.pending_bytes)}{more}"),
         ("Connections", connections, by_transport or "none"),
     )
     html = region(
@@ -185,11 +193,7 @@ def _row(call: CallView) -> Markup:
         tag("td", pending(call), class_="c-pending number", data_label="pending"),
         tag("td", tag("bdi", question, class_="asks") if question else None, class_="c-question"),
         tag("td", tag("bdi", call.principal), class_="c-principal", title=call.principal),
-        tag(
-            "td",
-            call.transport or ("elsewhere" if call.is_elsewhere else None),
-            class_="c-transport",
-        ),
+        tag("td", transport(call) or None, class_="c-transport"),
     )
 
 
@@ -200,14 +204,22 @@ def pending(call: CallView) -> str:
     )
 
 
+def transport(call: CallView) -> str:
+    """The transport of its client; "" while none is attached."""
+    if call.is_elsewhere and call.client_is_elsewhere is None:
+        return "unknown"
+    return "elsewhere" if call.client_is_elsewhere else call.transport
+
+
 def state(call: CallView) -> Markup:
     """The state of a call, as a word behind a dot."""
     if call.state not in LIVE_STATES:
         return tag("span", call.state, class_=f"state {call.state}")
-    attached = "attached" if call.is_attached or call.is_elsewhere else "detached"
+    if call.is_elsewhere and call.client_is_elsewhere is None:
+        told = f"{call.state} at another replica, which knows its client and its questions"
+        return tag("span", call.state, class_="state elsewhere", title=told)
+    attached = "attached" if call.is_attached or call.client_is_elsewhere else "detached"
     told = f"{call.state}, {attached}"
-    if call.is_elsewhere is None:
-        attached, told = "unknown", call.state
     if call.owner:
         told = f"{told}, at replica {call.owner}"
     word = "detached" if (call.state, attached) == ("running", "detached") else call.state

@@ -101,7 +101,7 @@ def cancel(where: Where, prefix: str, *, as_json: bool) -> int:
 
     async def ask(source: Source) -> int:
         if source.client is None:
-            raise CannotLook(f"No process serves {source.name}, so no call of it runs.")
+            raise CannotLook(_no_server(source, "no call of it runs"))
         done = await source.client.post("calls", prefix, "cancel")
         if as_json:
             print(as_json_text(done))
@@ -117,7 +117,7 @@ def drain(where: Where, grace_s: float | None, *, waits: bool, as_json: bool) ->
 
     async def ask(source: Source) -> int:
         if source.client is None:
-            raise CannotLook(f"No process serves {source.name}, so there is nothing to drain.")
+            raise CannotLook(_no_server(source, "there is nothing to drain"))
         done = await source.client.post("drain", value={"graceS": grace_s})
         if as_json:
             print(as_json_text(done), flush=True)
@@ -129,6 +129,13 @@ def drain(where: Where, grace_s: float | None, *, waits: bool, as_json: bool) ->
         return DONE
 
     return _run(where, ask)
+
+
+def _no_server(source: Source, so: str) -> str:
+    """Why a journal that is only read cannot be asked to change something."""
+    if source.path is None:  # a store does not tell the addresses of its replicas
+        return f"{source.name} is only read: name a replica's --admin, as http://HOST:PORT."
+    return f"No process serves {source.name}, so {so}."
 
 
 async def _ended(client: AdminClient) -> None:
@@ -289,9 +296,6 @@ async def calls_of(source: Source, wanted: Wanted, limit: int) -> Page:
     return Page(tuple(found[:limit]), found[limit - 1].number if len(found) > limit else None)
 
 
-_CLIENTS: Final = {True: "elsewhere", False: "away", None: "unknown"}
-
-
 def table_of(page: Page) -> RenderableType:
     """The table of `ls`."""
     return _Rows(COLUMNS, map(_row, page.calls), title=_more(page) if page.before else "")
@@ -312,10 +316,17 @@ def _row(call: CallView) -> Sequence[str]:
         call.state,
         lasting(wall() - call.began_at),
         pending,
-        call.transport
-        or ("" if call.state not in ("running", "asking") else _CLIENTS[call.is_elsewhere]),
+        _where_client_is(call),
         principal_word(call.principal),
     )
+
+
+def _where_client_is(call: CallView) -> str:
+    if call.client_is_elsewhere:
+        return "elsewhere"
+    if call.is_elsewhere and call.client_is_elsewhere is None:
+        return "unknown"
+    return call.transport or ("away" if call.state in ("running", "asking") else "")
 
 
 # show
@@ -375,10 +386,10 @@ def _state(call: CallView) -> str:
 def _client(call: CallView, now: float) -> str:
     if call.connection is not None:
         return f"{call.transport}, connection {call.connection}"
-    if call.is_elsewhere:
+    if call.client_is_elsewhere:
         return "at another replica"
-    if call.is_elsewhere is None:
-        return "unknown; the replica that runs the call knows it"
+    if call.is_elsewhere and call.client_is_elsewhere is None:
+        return "unknown; the replica that runs the call does not tell"
     if call.expires_at is None:
         return "none here"
     left = lasting(call.expires_at - now)

@@ -5,6 +5,7 @@ in a store, the journal itself is read, and nothing is changed.
 """
 
 import os
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -150,6 +151,8 @@ def _told() -> Iterator[None]:
         yield
     except NoSuchCall as error:
         raise CannotAsk(str(error), status=404) from None  # as a server answers
+    except PermissionError as error:
+        raise CannotLook(_not_yours(Path(error.filename))) from None
     except (JournalError, OSError) as error:
         raise CannotLook(str(error)) from None
 
@@ -170,9 +173,20 @@ def source_of(where: Where) -> Source:
 
 def _of_file(path: Path) -> Source:
     sockets = operators_path(path)
+    if sockets.is_socket() and not is_socket(sockets):
+        raise CannotLook(_not_yours(path))  # a server may run, so "no server" could be untrue
     if is_socket(sockets) and _is_owned(path):
         return _Server(AdminClient(f"{UNIX}{sockets}"), str(path), path)
     return _File(path)
+
+
+def _not_yours(path: Path) -> str:
+    """The advice where only another user may look."""
+    try:
+        user = path.owner()
+    except (KeyError, OSError):
+        user = "USER"
+    return f"{path}: another user owns it: run this as that user, with sudo -u {user}."
 
 
 def source_now(source: Source) -> Source:
@@ -197,6 +211,10 @@ def _file_named(name: str) -> Path:
         return found[0]
     if found:
         raise CannotLook(f"Several journals have names like that: {_list(found)}")
+    if re.fullmatch(r"[^/]+:\d+", name):
+        raise CannotLook(
+            f"{name}: there is no such file. If it is a server's --admin: http://{name}."
+        )
     raise CannotLook(f"{name}: there is no such file, and no journal of yours has such a name.")
 
 
@@ -217,8 +235,8 @@ def _only_server() -> Source:
     if running:
         raise CannotLook(f"Several servers of yours run. Name a journal: {_list(running)}")
     raise CannotLook(
-        "No server that `wrap` or `attach` has started runs. Name a journal, the URL of its store, "
-        "or the address of a server's --admin."
+        "No server that `wrap` or `attach` has started runs. Name the address of a server's "
+        "--admin, or a journal: its file, or the URL of its store."
     )
 
 

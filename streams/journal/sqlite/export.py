@@ -5,7 +5,8 @@
     messages   one row a message that is kept: stream, seq, kind, method, json, at
 
 Times are ISO 8601 in UTC. The journal has no time for each message: `at` is known for the final
-response alone. A row without `json` stands for a message that is lost.
+response alone. A row without `json` stands for a message that is lost; a longer gap has rows for
+its first `MISSING_MAX` messages.
 """
 
 import os
@@ -24,6 +25,8 @@ from streams.messages import Kind, Message, look
 from streams.protocol.origin import CALL, Origin
 
 ROWS_AT_ONCE: Final = 1_000
+# The numbers of a damaged record may be any. The export must not fill the disk with rows for them.
+MISSING_MAX: Final = 10_000
 
 _CALLS: Final = {
     "stream": int,
@@ -194,7 +197,7 @@ class _Rows:
 
     def missing(self, first: int, last: int) -> None:
         """See `Sink.missing`."""
-        for seq in range(first, last + 1):
+        for seq in range(first, min(last + 1, first + MISSING_MAX)):
             self._tables.message(self._number, seq, "missing", None, None, None)
 
 

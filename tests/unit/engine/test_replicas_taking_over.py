@@ -11,6 +11,7 @@ from streams import Call, Limits, Server
 from streams.clock import wall
 from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
+from streams.engine.events import CallReleased
 from streams.engine.leases import BEATS
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
@@ -437,6 +438,22 @@ async def test_a_replica_that_stops_hands_its_calls_over_at_once(
     assert text_of(await talker.answer(1)) == "handed over"
     assert said(talker.seen) == ["b"]
     assert trio.current_time() - began < LEASE_S / 2
+
+
+async def test_a_call_that_is_handed_over_is_told_as_released_once(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its replica meets it twice: when it suspends its calls, and when another one has taken it."""
+    _, theirs = await replicas.two()
+    engine = theirs.running.engine
+    released: list[CallReleased] = []
+    engine.events.listen(released.append, [CallReleased])
+    talker = await theirs.dial(POSITIONS)
+    stream = engine.here((await talker.begin(1, "again"))["streamId"])
+    assert stream is not None
+    engine._streams.suspend(stream)
+    engine._streams.lose(stream)
+    assert [each.stream for each in released] == [stream]
 
 
 async def test_a_call_that_nobody_asks_for_goes_on_before_the_next_beat(

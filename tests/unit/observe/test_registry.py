@@ -1,13 +1,17 @@
 """The registry shows what lives: calls in memory, evicted ones, connections, and counts."""
 
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
+from streams.engine.lifecycle import StreamState
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Record
 from streams.keys import SHOWN_LETTERS
 from streams.observe.registry import NoSuchCall, Registry, Wanted
 from tests.rigs.server import POSITIONS, STREAMS, House, Steps, Talker, open_house
@@ -135,6 +139,41 @@ async def test_counts_are_those_of_this_process(
     assert (counts.running, counts.attached, counts.pending) == (1, 1, 1)
     assert counts.pending_bytes > 0
     assert sum(counts.connections.values()) == 1
+
+
+async def test_a_call_of_another_replica_is_not_said_to_be_without_a_client(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    """The record has no connection, and says nothing of questions: only the replica knows."""
+    _, stream = await begun(house, steps)
+    record = await house.journal.find(stream)
+    assert record is not None
+
+    class Shared:
+        """A journal in which another replica runs this call."""
+
+        async def find(self, _: str) -> Record:
+            return msgspec.structs.replace(record, owner="b3f76af6fb5de4e4")
+
+    call = await Registry(cast(Any, Shared())).call(stream)
+    assert (call.state, call.is_attached, call.is_elsewhere) == ("running", False, True)
+    call = await registry_of(house).call(stream)
+    assert (call.is_attached, call.is_elsewhere) == (True, False)
+
+
+async def test_the_bytes_of_messages_from_before_a_restart_are_not_known(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    _, stream = await begun(house, steps)
+    record = await house.journal.find(stream)
+    assert record is not None
+    state = StreamState(record, SERVER_LIMITS)
+    assert (state.last, state.kept_bytes, state.unmeasured) == (1, 0, 1)
+    state.add(b'{"jsonrpc":"2.0"}\n')
+    assert (state.kept_bytes > 0, state.unmeasured) == (True, 1)
+    state.committed(2)
+    state.deliver(1)
+    assert state.unmeasured == 0
 
 
 async def test_pages_go_from_the_newest_to_the_oldest(

@@ -49,14 +49,14 @@ async def test_a_call_of_another_replica_is_as_that_one_knows_it(
     ours, theirs = await replicas.two()
     talker, stream = await begun(theirs)
     call = await only(ours)
-    assert (call.state, call.owner, call.is_elsewhere) == ("asking", theirs.name, True)
+    assert (call.state, call.owner, call.client_is_elsewhere) == ("asking", theirs.name, True)
     assert [each.method for each in call.questions] == ["elicitation/create"]
     assert not call.is_in_memory
     assert await only(ours, ASKING) == call
     assert not (await registry_of(ours).calls(wanted=RUNNING)).calls
     await talker.leave()
     await wait_all_tasks_blocked()
-    assert (await registry_of(ours).call(stream["streamId"])).is_elsewhere is False
+    assert (await registry_of(ours).call(stream["streamId"])).client_is_elsewhere is False
 
 
 async def test_the_owner_knows_that_a_client_is_at_another_replica(
@@ -68,8 +68,11 @@ async def test_the_owner_knows_that_a_client_is_at_another_replica(
     returned = await ours.dial(POSITIONS)
     await returned.ask(2, "stream/resume", **named(stream), after=0)
     await wait_all_tasks_blocked()
-    assert ((await only(theirs)).is_elsewhere, (await only(theirs)).is_attached) == (True, False)
-    assert ((await only(ours)).is_elsewhere, (await only(ours)).is_attached) == (False, True)
+    assert ((await only(theirs)).client_is_elsewhere, (await only(theirs)).is_attached) == (
+        True,
+        False,
+    )
+    assert ((await only(ours)).client_is_elsewhere, (await only(ours)).is_attached) == (False, True)
 
 
 async def test_what_a_silent_owner_does_not_tell_is_unknown(
@@ -79,7 +82,7 @@ async def test_what_a_silent_owner_does_not_tell_is_unknown(
     _, stream = await begun(theirs)
     theirs.reached.cut()
     call = await only(ours)
-    assert (call.state, call.owner, call.is_elsewhere) == ("running", theirs.name, None)
+    assert (call.state, call.owner, call.client_is_elsewhere) == ("running", theirs.name, None)
     assert await registry_of(ours).call(stream["streamId"]) == call
 
 
@@ -91,4 +94,4 @@ async def test_a_call_that_no_replica_owns_does_not_run(
     ours.reached.cut()  # else it would take the call over
     await theirs.stop()
     [call] = (await Registry(ours.reached.inner, ours.running.engine).calls()).calls
-    assert (call.state, call.owner, call.is_elsewhere) == ("stopped", "", False)
+    assert (call.state, call.owner, call.client_is_elsewhere) == ("stopped", "", False)

@@ -84,6 +84,19 @@ def test_an_origin_is_named_as_browsers_write_it(origin: str) -> None:
     guard_for(options(allowed_origins=(origin,)))
 
 
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("127.0.0.1", "write HOST:PORT, such as"),
+        ("http://127.0.0.1:8080", "write HOST:PORT, such as"),
+        ("127.0.0.1:99999", "ports end at 65535"),
+    ],
+)
+def test_an_address_of_another_form_is_refused(address: str, why: str) -> None:
+    with pytest.raises(CannotServe, match=why):
+        guard_for(options(http=address))
+
+
 JWKS = {"auth_jwks": "https://issuer.example.com/keys", "auth_issuer": ISSUER}
 
 

@@ -262,6 +262,21 @@ async def test_events_above_the_limit_are_dropped(
         await until_told(house, 3)
 
 
+async def test_callers_leave_room_for_the_urls_of_the_server(
+    server: Server, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "WAITING_MAX", 8)
+    async with open_house(server, hooks=queue(URL, allow=["hooks.example"])) as house:
+        talker = await house.dial(principal=ADA)
+        for request_id in range(6):
+            steps.finish()
+            await call(talker, request_id, webhook=OWN)
+            await talker.answer(request_id)
+        await until_told(house, 8)
+        urls = [each.url for each in await waiting(house)]
+        assert (urls.count(URL), urls.count(OWN)) == (6, 2)
+
+
 async def test_without_hooks_nothing_is_stored_for_a_quick_call(
     server: Server, steps: Steps
 ) -> None:
