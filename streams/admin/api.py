@@ -23,12 +23,11 @@ from streams.admin.changes import Answering, Changes
 from streams.admin.endpoint import Number, Route, journal_errors, query_of, respond_json
 from streams.exchange import HttpError, Request, Responder
 from streams.observe.details import Details
-from streams.observe.registry import Registry, State, Wanted
+from streams.observe.registry import TEXT_LETTERS_MAX, Registry, State, Wanted
 
 CALLS_USUAL: Final = 100  # on a page
 MESSAGES_USUAL: Final = 100
 MESSAGES_MAX: Final = 1_000
-TEXT_LETTERS_MAX: Final = 200
 GRACE_S_MAX: Final = 7 * 86_400.0
 
 _T = TypeVar("_T")

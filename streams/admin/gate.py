@@ -107,14 +107,14 @@ class TokenGate:
         if self.token is not None and self.token.is_it(secret):
             return True
         if not self._refused.spend():
-            raise HttpError(429, "Too many wrong tokens: try again later.", _LATER)
+            raise _too_many()
         return False
 
     def _stranger(self, request: Request) -> HttpError:
         # One without any token guesses nothing. Counted, it would keep operators who are not yet
         # signed in from the form for the token.
         if "authorization" in request.headers and not self._refused.spend():
-            return HttpError(429, "Too many wrong tokens: try again later.", _LATER)
+            return _too_many()
         now = trio.current_time()
         if now - self._logged_at >= 1.0:
             self._logged_at = now
@@ -135,6 +135,10 @@ class OwnerGate:
 
     def check(self, request: Request, access: Access) -> None:
         """See `streams.admin.endpoint.Gate`."""
+
+
+def _too_many() -> HttpError:
+    return HttpError(429, "Too many wrong tokens: try again later.", _LATER)
 
 
 def is_own_page(request: Request) -> bool:

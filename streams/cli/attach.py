@@ -11,8 +11,18 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from streams.cli import wrap
-from streams.cli.base import app, complain
-from streams.cli.serving import PATIENT, USUALLY, Hosts, How, Seconds, file_of, parts, run
+from streams.cli.base import SERVE, app, complain
+from streams.cli.options import (
+    FLAT,
+    KEEP,
+    PATIENCE,
+    KeepOptions,
+    PatienceOptions,
+    Seconds,
+    file_of,
+    parts,
+    run,
+)
 from streams.process.options import TOKEN_VARIABLE, CannotServe, Command, Options, Remote
 
 DAY_S: Final = 86_400.0
@@ -20,7 +30,7 @@ DAY_S: Final = 86_400.0
 _URL: Final = re.compile(r"(https?|wss?)://[^/\s]+\S*")
 
 
-@app.command
+@app.command(group=SERVE)
 def attach(
     url: str,
     /,
@@ -32,10 +42,10 @@ def attach(
     offline_start: Annotated[bool, Parameter(negative="--no-offline-start")] = True,
     journal: str | None = None,
     name: str | None = None,
-    hosts: Hosts = PATIENT,
-    how: How = USUALLY,
+    hosts: Annotated[PatienceOptions, FLAT] = PATIENCE,
+    keep: Annotated[KeepOptions, FLAT] = KEEP,
 ) -> int:
-    """Give a stdio-only host a connection to a remote server that does not break.
+    """Let a host that knows only stdio use a remote server, and come back after each outage.
 
     A host starts it as it starts any stdio server. The connection belongs to an owner: a process
     that is started if none runs, that survives the host, and that connects again after an outage.
@@ -52,8 +62,8 @@ def attach(
         NAME:VALUE, sent with each request. Other users can see a command line: give secrets in a
         --token-file.
     give_up
-        How long an outage may last, such as 30s, 5m or 24h, before the calls that wait for its end
-        fail.
+        How long an outage may last before the calls that wait for its end fail: seconds, or such as
+        30s, 5m or 24h.
     rerun
         Tools whose interrupted calls are sent again where the server has forgotten them, as globs,
         or "hinted" for those that say that they are read-only or idempotent. By default none.
@@ -71,7 +81,7 @@ def attach(
         reruns = parts(rerun, "--rerun")
         if url.startswith("stdio:"):
             command = _command(url, reruns, has_credentials=bool(token_file or header))
-            options = how.options(app=command, journal=file_of(journal), patience=patience)
+            options = keep.options(app=command, journal=file_of(journal), patience=patience)
             return run(wrap.placed(options, name))
         _check(url, give_up)
         remote = Remote(
@@ -82,7 +92,7 @@ def attach(
             rerun=reruns,
             offline_start=offline_start,
         )
-        options = how.options(app=remote, journal=file_of(journal), patience=patience)
+        options = keep.options(app=remote, journal=file_of(journal), patience=patience)
         return run(_placed(options, remote, name))
     except (ValueError, CannotServe) as error:
         return complain(error)

@@ -7,21 +7,37 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
 import cyclopts
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
+
+
+def _default_shown(default: object) -> str | None:
+    """A default as `--help` shows it: not where it says only that an option is off or not given."""
+    if default is None or default is False or default in ((), ""):
+        return None
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
 
 app: Final = cyclopts.App(
     name="mcp-streams",
     help="Resumable streams for MCP: a call that outlives its connection.",
     help_epilogue=(
-        "Any command takes --config FILE: TOML with its options, in a table such as [serve]; by "
-        "default ~/.config/mcp-streams/config.toml. Variables such as MCP_STREAMS_SERVE_WS come "
-        "before the file, and the command line before both."
+        "Each option can also be a variable, such as MCP_STREAMS_SERVE_WS for serve --ws, or a "
+        "line of TOML in --config FILE, in a table such as [serve]; by default the file is "
+        "~/.config/mcp-streams/config.toml. The command line comes first, then variables."
     ),
     version=lambda: version("mcp-streams"),
-    default_parameter=Parameter(negative=()),
+    # Each option has a variable, which the epilogue describes once.
+    default_parameter=Parameter(negative=(), show_env_var=False, show_default=_default_shown),
     result_action="return_value",
     suppress_keyboard_interrupt=False,  # `streams.cli.main` handles it
 )
+
+# The commands in the order of `mcp-streams --help`.
+SERVE: Final = Group.create_ordered("Serve")
+CALL: Final = Group.create_ordered("Call tools")
+OPERATE: Final = Group.create_ordered("Operate a server")
+JOURNALS: Final = Group.create_ordered("Journals")
+TRY: Final = Group.create_ordered("Try and measure")
 
 # Exit codes.
 DONE: Final = 0
@@ -41,8 +57,8 @@ class Dialing:
     Parameters
     ----------
     timeout
-        Seconds after which the command gives up; a call is detached then, and goes on. By default
-        it waits for as long as the call takes.
+        Seconds after which the command gives up; a call that runs is then detached, and goes on. By
+        default there is no such limit.
     token_file
         A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
         can see a command line, so it takes no bearer token.)

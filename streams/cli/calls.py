@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from streams.cli.base import GONE, USUALLY, Dialing, How, Word, app, complain
+from streams.cli.base import CALL, GONE, USUALLY, Dialing, How, Word, app, complain
 
 if TYPE_CHECKING:
     from streams.cli.actions.call import Reach
 
 
-@app.command(usage="Usage: mcp-streams call [OPTIONS] URL TOOL [KEY=VALUE...]")
+@app.command(group=CALL, usage="Usage: mcp-streams call [OPTIONS] URL TOOL [KEY=VALUE...]")
 def call(
     url: str,
     tool: str,
@@ -51,7 +51,7 @@ def call(
     return commands.call_tool(_reach(url, how), tool, given, as_json=json, detaches=detach)
 
 
-@app.command(usage="Usage: mcp-streams pages [OPTIONS] URL TOOL [KEY=VALUE...]")
+@app.command(group=CALL, usage="Usage: mcp-streams pages [OPTIONS] URL TOOL [KEY=VALUE...]")
 def pages(
     url: str,
     tool: str,
@@ -90,7 +90,7 @@ def pages(
     return commands.pages(_reach(url, how), wanted, as_json=json)
 
 
-@app.command
+@app.command(group=CALL)
 def resume(
     where: str,
     what: str | None = None,
@@ -113,7 +113,7 @@ def resume(
     return _with_call("resume", where, what, how, json)
 
 
-@app.command
+@app.command(group=CALL)
 def cancel(
     where: str,
     what: str | None = None,
@@ -124,7 +124,9 @@ def cancel(
     how: How = USUALLY,
     json: bool = False,
 ) -> int:
-    """Cancel a call, wherever it was begun. A call that is finished stays as it is (exit code 4).
+    """Cancel a call, wherever it was begun.
+
+    A call that is finished stays as it is (exit code 4).
 
     With --admin or --journal an operator of the server cancels it, and its client is told so.
 
@@ -188,7 +190,7 @@ def _reach(
     return Reach(url, cwd, how.token_file or noted, how.timeout)
 
 
-@app.command
+@app.command(group=CALL)
 def poll(
     where: str,
     what: str | None = None,
@@ -235,7 +237,7 @@ def poll(
     return commands.poll(reach, stream, as_json=json)
 
 
-@app.command
+@app.command(group=CALL)
 def calls(
     *,
     forget: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),

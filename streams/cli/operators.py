@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
-from streams.cli.base import app, complain
-from streams.cli.serving import Seconds
+from streams.cli.base import OPERATE, app, complain
+from streams.cli.options import Seconds
 
 if TYPE_CHECKING:
     from streams.cli.actions.operators import How
@@ -64,7 +64,7 @@ HERE: Final = Looking()
 ONCE: Final = Showing()
 
 
-@app.command
+@app.command(group=OPERATE)
 def ls(
     where: str | None = None,
     /,
@@ -75,9 +75,9 @@ def ls(
     at: At = HERE,
     shown: Shown = ONCE,
 ) -> int:
-    """List the calls of a server or of a journal, the newest first: for its operator.
+    """List the calls of a server or of a journal, the newest first.
 
-    (`mcp-streams calls` is for clients: it polls the calls that were begun here, on any server.)
+    `mcp-streams calls` is for clients: it lists the calls that were begun here, on any server.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def ls(
     text
         Only calls whose id, tool or principal has this text.
     limit
-        How many calls to list.
+        List at most so many calls.
     """
     from streams.cli.actions import operators
 
@@ -100,9 +100,9 @@ def ls(
     return operators.ls(_where(where, at), asked, _how(shown))
 
 
-@app.command
+@app.command(group=OPERATE)
 def show(stream: str, place: Unplaced = None, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
-    """Show one call: its state, its client, its marks, and what its client has missed.
+    """Show one call: its state, its client, and what its client has missed.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def show(stream: str, place: Unplaced = None, /, *, at: At = HERE, shown: Shown 
     return operators.show(_where(None, at), stream, _how(shown))
 
 
-@app.command
+@app.command(group=OPERATE)
 def tail(
     stream: str | None = None,
     place: Unplaced = None,
@@ -127,14 +127,14 @@ def tail(
     at: At = HERE,
     json: bool = False,
 ) -> int:
-    """Print the messages of a call as they come, until it ends; or what happens to all calls.
+    """Print the messages of a call until it ends, or each change of any call.
 
     Parameters
     ----------
     stream
         The beginning of the call's id; without it, a line for each change of a call.
     lines
-        How many of the messages before to print first.
+        Print so many earlier messages first.
     every
         Seconds between two looks.
     json
@@ -150,9 +150,9 @@ def tail(
     return operators.tail(_where(None, at), stream, lines, how)
 
 
-@app.command
+@app.command(group=OPERATE)
 def stats(where: str | None = None, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
-    """Count what lives on a server, or what a journal has.
+    """Count the calls, clients and messages of a server or a journal.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def stats(where: str | None = None, /, *, at: At = HERE, shown: Shown = ONCE) ->
     return operators.stats(_where(where, at), _how(shown))
 
 
-@app.command
+@app.command(group=OPERATE)
 def drain(
     where: str | None = None,
     /,
@@ -176,7 +176,7 @@ def drain(
     at: At = HERE,
     json: bool = False,
 ) -> int:
-    """Let a server take no new calls, wait for those that run, and end it.
+    """End a server in good order: it takes no new calls, and running ones get time to end.
 
     Clients come back to the next process; so does every call that can be restarted.
 

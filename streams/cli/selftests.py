@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from streams.cli.base import app, complain
+from streams.cli.base import TRY, app, complain
 from streams.journal.addresses import checked, is_url
 from streams.limits import Durability
 
 
-@app.command
+@app.command(group=TRY)
 def demo(*, folder: Path | None = None, journal: str | None = None, json: bool = False) -> int:
-    """Cut a call's connection, kill its server, and check that nothing is lost, on real input.
+    """Cut connections and kill servers of real calls, and check that nothing is lost.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def demo(*, folder: Path | None = None, journal: str | None = None, json: bool =
     return demonstration.run(folder, as_json=json, store=store)
 
 
-@app.command
+@app.command(group=TRY)
 def torture(
     *,
     minutes: float = 1.0,

@@ -1,39 +1,40 @@
 """`mcp-streams serve`."""
 
-from streams.cli.base import app, complain
-from streams.cli.serving import (
+from typing import Annotated
+
+from streams.cli.base import SERVE, app, complain
+from streams.cli.options import (
+    FLAT,
+    KEEP,
+    LISTEN,
     NO_AUTH,
-    NOWHERE,
-    PATIENT,
-    UNSHARED,
-    UNTOLD,
-    USUALLY,
-    Doors,
-    Hosts,
-    How,
-    Replicas,
-    Told,
-    Where,
+    PATIENCE,
+    SHARE,
+    WEBHOOKS,
+    KeepOptions,
+    ListenOptions,
+    PatienceOptions,
+    ShareOptions,
     run,
 )
-from streams.process.options import CannotServe
+from streams.process.options import Auth, CannotServe, Webhooks
 
 
-@app.command
+@app.command(group=SERVE)
 def serve(
     app: str,
     /,
     *,
     stdio: bool = False,
-    where: Where = NOWHERE,
+    listen: Annotated[ListenOptions, FLAT] = LISTEN,
     journal: str | None = None,
-    replicas: Replicas = UNSHARED,
-    how: How = USUALLY,
-    hosts: Hosts = PATIENT,
-    auth: Doors = NO_AUTH,
-    told: Told = UNTOLD,
+    share: Annotated[ShareOptions, FLAT] = SHARE,
+    keep: Annotated[KeepOptions, FLAT] = KEEP,
+    hosts: Annotated[PatienceOptions, FLAT] = PATIENCE,
+    auth: Annotated[Auth, FLAT] = NO_AUTH,
+    webhooks: Annotated[Webhooks, FLAT] = WEBHOOKS,
 ) -> int:
-    """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
+    """Serve the tools of a Python file over stdio, WebSocket, HTTP, or all of them.
 
     With --stdio and a journal, the process that a client spawns is only a relay to the journal's
     owner: a process that is started if none runs, and that survives the client.
@@ -51,10 +52,10 @@ def serve(
         command line: give a URL with a password as MCP_STREAMS_SERVE_JOURNAL.
     """
     try:
-        given = where.options() | replicas.options(journal)
+        given = listen.options() | share.options(journal)
         given["stdio"] |= stdio
         patience = hosts.settings("timeout" if hosts.patience else "never")
-        options = how.options(app=app, patience=patience, auth=auth, webhooks=told, **given)
+        options = keep.options(app=app, patience=patience, auth=auth, webhooks=webhooks, **given)
         if options.store is not None and options.is_relay:
             from streams.process import state
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import cyclopts
 
-from streams.cli.base import DONE, USAGE, app, complain
+from streams.cli.base import DONE, OPERATE, USAGE, app, complain
 
 if TYPE_CHECKING:
     from streams.auth.tokens import Token
@@ -15,7 +15,9 @@ FILE: Final = Path("tokens.jsonl")
 DAY_S: Final = 86_400
 
 tokens: Final = cyclopts.App(
-    name="token", help="Make, list and revoke the bearer tokens that serve --auth-tokens accepts."
+    group=OPERATE,
+    name="token",
+    help="Make, list and revoke the bearer tokens that serve --auth-tokens accepts.",
 )
 app.command(tokens)
 

@@ -5,10 +5,12 @@ from typing import Final
 
 import cyclopts
 
-from streams.cli.base import app, complain
+from streams.cli.base import OPERATE, app, complain
 
 webhooks: Final = cyclopts.App(
-    name="webhook", help="Try the webhooks that serve --webhook and wrap --webhook send."
+    group=OPERATE,
+    name="webhook",
+    help="Try the webhooks that serve --webhook and wrap --webhook send.",
 )
 app.command(webhooks)
 

@@ -10,24 +10,32 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from streams.cli.base import app, complain
-from streams.cli.serving import (
+from streams.cli.base import SERVE, app, complain
+from streams.cli.options import (
+    FLAT,
+    KEEP,
+    LISTEN,
     NO_AUTH,
-    NOWHERE,
-    PATIENT,
-    UNTOLD,
-    USUALLY,
-    Doors,
-    Hosts,
-    How,
+    PATIENCE,
+    WEBHOOKS,
+    KeepOptions,
+    ListenOptions,
+    PatienceOptions,
     Seconds,
-    Told,
-    Where,
     file_of,
     parts,
     run,
 )
-from streams.process.options import CannotServe, Command, Isolation, Options, Restart, Stderr
+from streams.process.options import (
+    Auth,
+    CannotServe,
+    Command,
+    Isolation,
+    Options,
+    Restart,
+    Stderr,
+    Webhooks,
+)
 
 BEHIND: Final = "write the command behind --: mcp-streams wrap [OPTIONS] -- npx -y some-server"
 
@@ -104,18 +112,18 @@ class Child:
 ALONE: Final = Child()
 
 
-@app.command
+@app.command(group=SERVE)
 def wrap(
     *command: str,
-    where: Where = NOWHERE,
+    listen: Annotated[ListenOptions, FLAT] = LISTEN,
     journal: str | None = None,
     name: str | None = None,
     child: Annotated[Child, Parameter(name="*")] = ALONE,
-    hosts: Hosts = PATIENT,
+    hosts: Annotated[PatienceOptions, FLAT] = PATIENCE,
     check: bool = False,
-    how: How = USUALLY,
-    auth: Doors = NO_AUTH,
-    told: Told = UNTOLD,
+    keep: Annotated[KeepOptions, FLAT] = KEEP,
+    auth: Annotated[Auth, FLAT] = NO_AUTH,
+    webhooks: Annotated[Webhooks, FLAT] = WEBHOOKS,
 ) -> int:
     """Make the calls of any stdio server resumable: mcp-streams wrap -- npx -y some-server.
 
@@ -142,13 +150,13 @@ def wrap(
     try:
         patience = hosts.settings("timeout")
         wrapped = child.command(command)
-        options = how.options(
+        options = keep.options(
             app=wrapped,
             journal=file_of(journal),
             patience=patience,
             auth=auth,
-            webhooks=told,
-            **where.options(),
+            webhooks=webhooks,
+            **listen.options(),
         )
         return _check(options) if check else run(placed(options, name))
     except (ValueError, CannotServe) as error:

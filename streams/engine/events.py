@@ -1,15 +1,15 @@
 """Events of calls, told to those that log, count, trace or forward them.
 
-The engine tells an `Events`, and nothing at all while nothing listens. Each
-listener gets every event, in order, at once and in the engine's own task. So it must not wait, and
-it must not raise: an error is logged and the engine goes on.
+The engine tells an `Events`, and makes no event while nothing listens. Each listener gets every
+event, in order, at once and in the engine's own task. So it must not wait, and it must not raise:
+an error is logged and the engine goes on.
 
 A call is any request that has a stream; `Stream.record.origin` is the request. Where several
 replicas share a journal, the owner tells of a call's begin and end, and the replica that has the
 client tells of deliveries.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, get_args
 
 import msgspec
@@ -192,6 +192,11 @@ class Events:
         self.is_heard = True
         for kind in kinds:
             self._of[kind] = (*self._of[kind], listener)
+
+    def listen_by_kind(self, listeners: Mapping[type[Event], Listener]) -> None:
+        """Call each of these for the events of its kind: see `listen`."""
+        for kind, listener in listeners.items():
+            self.listen(listener, [kind])
 
     def unlisten(self, listener: Listener) -> None:
         """Call this no more."""

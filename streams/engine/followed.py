@@ -44,8 +44,10 @@ class FollowedStream(Stream):
         "_home",
         "_is_moved",
         "_is_taken",
+        "_numbered",
         "_reported",
         "_unheard",
+        "has_client",
         "is_refreshing",
         "owner",
         "refreshed_at",
@@ -75,6 +77,7 @@ class FollowedStream(Stream):
             events=events,
         )
         self.owner = record.owner
+        self.has_client = False  # whether the owner, when it was asked last, had a client attached
         self.seen_at = trio.current_time()  # when a client was attached to it last
         self.seen: posts.Seen | None = None  # the newest view of it
         self.refreshed_at = self.seen_at  # when its record was read last
@@ -83,6 +86,7 @@ class FollowedStream(Stream):
         self.state.idle_since = trio.current_time()
         self._home = home
         self._asked_up_to = record.last_request  # questions up to this seq are known by the view
+        self._numbered = 0  # what the view says of that
         self._reported = 0  # bytes that the owner was told to be handed
         self._unheard = 0  # deliveries of which the owner may not have heard yet
         self._is_taken = False  # at another replica
@@ -106,9 +110,11 @@ class FollowedStream(Stream):
         state = self.state
         self.seen = posts.Seen(sender, view.at)
         state.last = state.durable = max(state.durable, view.durable)
+        self._numbered = view.numbered
         if view.outcome.is_tombstone:  # its record may not say so yet
             state.outcome = view.outcome
         state.learn(view.delivered, view.handed)
+        self.has_client = view.idle_s is None
         if self.delivery is None:
             # A client may have confirmed more here, which did not count: it was displaced.
             state.delivered = max(view.delivered, self.record.acked)
@@ -178,6 +184,11 @@ class FollowedStream(Stream):
         if is_new:
             self._unheard += 1
             self._home.introduce(self)
+
+    @property
+    def numbered(self) -> int:
+        """See `Stream.numbered`. A store that was failed over to may lack what is numbered."""
+        return max(self.state.last, self._numbered)
 
     @property
     def known_last(self) -> int:

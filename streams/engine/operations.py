@@ -19,7 +19,7 @@ from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
 from streams.engine.posts import Acked, Taker, Touched
-from streams.engine.sessions import EventId, HttpSession, name_in
+from streams.engine.sessions import EventId, HttpSession, name_in, seq_in
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
 from streams.errors import (
@@ -419,7 +419,8 @@ class Operations:
     async def load(self, session: HttpSession, event_id: str) -> None:
         """Load the stream of this event id, if this session may resume it by event ids.
 
-        Raises `StoreAway` where this replica ends: HTTP has a status for that.
+        Raises `StoreAway` where this replica ends, or cannot judge the event yet: HTTP has a status
+        for that.
         """
         if self._cache.is_leaving:
             raise StoreAway("this replica ends: others have its calls")
@@ -432,6 +433,7 @@ class Operations:
             # Another replica may have granted the response.
             grants = await self._journal.grants(stream.id)
             self._streams.sessions.load(stream, grants)
+            _check_confirmed(stream, seq_in(event_id))
 
     def has_more(self, session: Session, event: EventId) -> bool:
         """Whether anything follows, or will follow, this event.
@@ -740,7 +742,14 @@ def _check_cursor(stream: Stream, after: int | None) -> None:
     """A cursor N says "I have processed everything up to N". There is never a silent gap."""
     if after is None:
         return
+    _check_confirmed(stream, after)
     if after > stream.state.durable:
         raise refusal("cursor_ahead", lastSeq=stream.state.durable)
     if after < stream.state.delivered:
         raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
+
+
+def _check_confirmed(stream: Stream, after: int) -> None:
+    """A cursor that is numbered and not durable came from another replica: see `numbered`."""
+    if stream.state.durable < after <= stream.numbered:
+        raise StoreAway("the copies of the store have not confirmed the last messages yet")

@@ -208,6 +208,7 @@ class View(_Post, frozen=True):
     questions: dict[str, tuple[int, bytes]] = {}  # open requests: the seqs and lines, by ids
     is_taken: bool = False  # see `Stream.is_taken`
     ended_responses: list[tuple[str, str, str]] = []  # see `Stream.end_response`
+    numbered: int = 0  # see `Stream.numbered`
 
 
 class Ended(_Post, frozen=True):

@@ -117,6 +117,7 @@ def view_of(stream: Stream, request: int) -> posts.View:
         delivered=state.delivered,
         handed=state.handed,
         durable=state.durable,
+        numbered=stream.numbered,
         outcome=state.outcome,
         idle_s=idle_s,
         asked=stream.asked,

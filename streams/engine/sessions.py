@@ -588,6 +588,12 @@ def name_in(event_id: str) -> bytes:
     return bytes.fromhex(match[1]) if match else b""
 
 
+def seq_in(event_id: str) -> int:
+    """The seq of an event id; 0 for anything else."""
+    match = _EVENT_ID.fullmatch(event_id)
+    return int(match[2]) if match else 0
+
+
 def new_session(caller: str | None = None) -> tuple[str, HttpSession]:
     """A new session of this caller, and its id for the client."""
     session_id = new_id()

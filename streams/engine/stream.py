@@ -705,6 +705,15 @@ class Stream:
                 self._answers[request_id].readers.add(reader)
 
     @property
+    def numbered(self) -> int:
+        """The seq that its owner has given last.
+
+        Another replica may have delivered it before it is durable here: that one reads the store,
+        while the owner still waits for the copies of the store.
+        """
+        return self.state.last
+
+    @property
     def known_last(self) -> int:
         """Up to which seq it is known which messages are responses."""
         return self.state.last

@@ -14,7 +14,7 @@ to 50 ms are written together. `kill -9` loses these.
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -33,7 +33,6 @@ from streams.engine.events import (
     CallReleased,
     CallRestarted,
     CallResumed,
-    Event,
     Events,
     ResultAbandoned,
 )
@@ -192,19 +191,19 @@ class CallLog:
             events.listen(self._interrupted, [CallInterrupted])
         if self._level > logging.INFO:
             return
-        handlers: Mapping[type[Event], Callable[[Any], None]] = {
-            CallBegan: self._began,
-            CallDetached: self._detached,
-            CallResumed: self._resumed,
-            CallAsked: self._asked,
-            CallAnswered: self._answered,
-            CallEnded: self._ended,
-            ResultAbandoned: self._result_abandoned,
-            CallReleased: self._released,
-            CallRestarted: self._restarted,
-        }
-        for kind, handler in handlers.items():
-            events.listen(handler, [kind])
+        events.listen_by_kind(
+            {
+                CallBegan: self._began,
+                CallDetached: self._detached,
+                CallResumed: self._resumed,
+                CallAsked: self._asked,
+                CallAnswered: self._answered,
+                CallEnded: self._ended,
+                ResultAbandoned: self._result_abandoned,
+                CallReleased: self._released,
+                CallRestarted: self._restarted,
+            }
+        )
 
     async def run(self) -> None:
         """Write lines that wait, and tell of calls that take long, for ever."""

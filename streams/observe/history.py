@@ -57,10 +57,10 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """How far a call had come."""
+    """How far a call had come: its marks, as seqs."""
 
     at: float  # wall time
-    last: int
+    numbered: int
     durable: int
     handed: int
     delivered: int
@@ -68,7 +68,7 @@ class Sample(msgspec.Struct, frozen=True):
     @property
     def values(self) -> tuple[float, ...]:
         """The fields, in their order."""
-        return self.at, self.last, self.durable, self.handed, self.delivered
+        return self.at, self.numbered, self.durable, self.handed, self.delivered
 
 
 class Rate(msgspec.Struct, frozen=True):

@@ -57,7 +57,7 @@ class Observer:
         if metrics:
             self._tallies = Tallies()
             _metrics_class()
-            self.events.listen(self._tallies.hear)
+            self._tallies.listen_to(self.events)
 
     @asynccontextmanager
     async def watch(
@@ -83,7 +83,7 @@ class Observer:
         if self._calls is not None:
             nursery.start_soon(self._calls.run)
         if self._tallies is not None:
-            self._tallies.listen(running.engine)
+            self._tallies.measure(running.engine)
             nursery.start_soon(self._tallies.run)
             self._render = renderer_of(running, self._tallies)
 

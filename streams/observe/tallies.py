@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -22,7 +22,7 @@ from streams.engine.events import (
     CallRestarted,
     CallResumed,
     DeliveryEnded,
-    Event,
+    Events,
     ResultAbandoned,
     ResumeRefused,
 )
@@ -109,7 +109,7 @@ class Names:
 
 
 class Tallies:
-    """The counts of one server. `listen` connects them to its engine, and `run` measures lags."""
+    """The counts of one server. `run` measures lags."""
 
     def __init__(self, *, are_names_ours: bool = True) -> None:
         self.names = Names(are_ours=are_names_ours)
@@ -129,18 +129,27 @@ class Tallies:
         self._timed = 0  # deliveries that are timed now
         self._nursery: trio.Nursery | None = None
 
-    def listen(self, engine: Engine) -> None:
-        """Count what this engine does from now on. Its restarted calls are told at its start."""
+    def listen_to(self, events: Events) -> None:
+        """Count what these events tell. Restarted calls are told at the start of the engine."""
+        events.listen_by_kind(
+            {
+                CallBegan: self._began,
+                CallEnded: self._ended,
+                ResultAbandoned: self._abandoned,
+                CallRestarted: self._restarted,
+                CallDetached: self._detached,
+                CallResumed: self._resumed,
+                ResumeRefused: self._refused,
+                DeliveryEnded: self._delivered,
+            }
+        )
+
+    def measure(self, engine: Engine) -> None:
+        """Measure the commits of this engine from now on, and the deliveries that follow them."""
         self._find = engine.here
         engine.on_commit(self.committed)
 
     # Calls and deliveries
-
-    def hear(self, event: Event) -> None:
-        """Count an event of the engine: a listener for `Events.listen`."""
-        count = _COUNTED.get(type(event))
-        if count is not None:
-            count(self, event)
 
     def _began(self, _: CallBegan) -> None:
         self.calls_begun += 1
@@ -227,15 +236,3 @@ class Tallies:
 def outcome_of(event: CallEnded) -> str:
     """How a call has ended, as a label: an outcome, or what it leaves open."""
     return event.why if event.why in REASONS else event.outcome.value
-
-
-_COUNTED: Final[dict[type, Callable[[Tallies, Any], None]]] = {
-    CallBegan: Tallies._began,
-    CallEnded: Tallies._ended,
-    ResultAbandoned: Tallies._abandoned,
-    CallRestarted: Tallies._restarted,
-    CallDetached: Tallies._detached,
-    CallResumed: Tallies._resumed,
-    ResumeRefused: Tallies._refused,
-    DeliveryEnded: Tallies._delivered,
-}

@@ -16,7 +16,7 @@ Nothing here has arguments, results, session ids or tokens.
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import trio
@@ -48,20 +48,20 @@ from streams.engine.events import (
     ConnectionClosed,
     DeliveryBegan,
     DeliveryEnded,
-    Event,
+    Events,
     SessionEnded,
 )
 from streams.engine.stream import Stream
 from streams.errors import code_of
 from streams.exchange import TraceHeaders
 from streams.journal.records import Outcome
+from streams.logs import STREAM_LETTERS
 from streams.observe.tallies import Names, outcome_of
 from streams.protocol.origin import CALL, Origin
 
 NAME: Final = "mcp-streams"
 # The buckets that the conventions name, in seconds.
 BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-STREAM_LETTERS: Final = 8  # of a streamId, as in the log
 NS: Final = 1_000_000_000
 
 # "It SHOULD be set to `pipe` if the transport is stdio."
@@ -88,7 +88,7 @@ class _Called:
 
 
 class Traces:
-    """A listener to events that traces calls and deliveries."""
+    """Traces the calls and deliveries that events tell of."""
 
     def __init__(
         self,
@@ -123,28 +123,28 @@ class Traces:
         self._called: dict[Stream, _Called] = {}
         # Also of calls that have ended, for the links of later deliveries.
         self._contexts: WeakKeyDictionary[Stream, SpanContext] = WeakKeyDictionary()
-        self._handlers: Mapping[type[Event], Callable[[Any], None]] = {
-            CallBegan: self._began,
-            CallDetached: self._detached,
-            CallResumed: self._resumed,
-            CallAsked: self._asked,
-            CallAnswered: self._answered,
-            CallEnded: self._ended,
-            CallReleased: self._released,
-            CallRestarted: self._restarted,
-            DeliveryBegan: self._attached,
-            DeliveryEnded: self._delivered,
-            ConnectionClosed: self._closed,
-            SessionEnded: self._session_ended,
-        }
 
-    def listen(self, event: Event) -> None:
-        """Trace an event: a listener for `Events.listen`."""
-        handle = self._handlers.get(type(event))
-        if handle is not None:
-            handle(event)
+    def listen_to(self, events: Events) -> None:
+        """Trace what these events tell from now on; handlers of calls run in the calls' spans."""
+        events.enter_handler = self._enter
+        events.listen_by_kind(
+            {
+                CallBegan: self._began,
+                CallDetached: self._detached,
+                CallResumed: self._resumed,
+                CallAsked: self._asked,
+                CallAnswered: self._answered,
+                CallEnded: self._ended,
+                CallReleased: self._released,
+                CallRestarted: self._restarted,
+                DeliveryBegan: self._attached,
+                DeliveryEnded: self._delivered,
+                ConnectionClosed: self._closed,
+                SessionEnded: self._session_ended,
+            }
+        )
 
-    def enter(self, stream: Stream) -> None:
+    def _enter(self, stream: Stream) -> None:
         """Make the span of a call the current one, in the task that runs its handler.
 
         The task ends with the handler, and its context with it.

@@ -34,9 +34,9 @@ END_OF_FAILURE: Final = 2
 class Exit:
     """The deadline of the process, which starts with `begin`. Make it before the server.
 
-    It ends the process `within_s` seconds later, and the first SIGTERM gives running calls
-    `grace_s` more. `tools` returns the names of the tools that have
-    not ended, `failure` the error that ended the server, if any.
+    It ends the process `within_s` seconds later. The first SIGTERM gives running calls `grace_s`
+    seconds more. `tools` returns the names of the tools that have not ended, `failure` the error
+    that ended the server, if any.
     """
 
     def __init__(self, within_s: float = DEADLINE_S, grace_s: float = 0.0) -> None:

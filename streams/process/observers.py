@@ -37,7 +37,7 @@ class Observers:
         self._child_counts = server.child_counts if isinstance(server, Hosted) else None
         if options.admin is not None:
             self.tallies = Tallies(are_names_ours=not isinstance(server, Hosted))
-            self.events.listen(self.tallies.hear)
+            self.tallies.listen_to(self.events)
             self.history = History(self.tallies)
             self.events.listen(self.history.hear)
 
@@ -47,7 +47,7 @@ class Observers:
         """Watch a server that runs, in tasks of `nursery`; returns what operators may ask for."""
         if self.tallies is None:
             return []
-        self.tallies.listen(running.engine)
+        self.tallies.measure(running.engine)
         nursery.start_soon(self.tallies.run)
         return [metrics_route(self._renderer(running, registry, self.tallies))]
 

@@ -85,7 +85,7 @@ class Operators:
                 raise CannotServe(why_not(address, error)) from error
             url = origin("http", host, port)
             kept = self._keep_token(url.partition("://")[2]) if is_loopback else None
-            log.info("health", url=f"{url}{READY_PATH}", **_token_told(kept))
+            log.info("listening for operators", url=f"{url}{READY_PATH}", **_token_told(kept))
             if self.gate.token is None and not is_loopback:
                 log.warning("only /health is served to operators: name --admin-token-file")
             task_status.started()
@@ -96,7 +96,7 @@ class Operators:
         with _listener_at(path) as sockets:
             async with trio.open_nursery() as nursery:
                 await nursery.start(partial(_serve, self._endpoints[0], sockets=sockets), "", 0)
-                log.info("health", socket=str(path), **_token_told(kept))
+                log.info("listening for operators", socket=str(path), **_token_told(kept))
                 task_status.started()
 
     async def serve_socket(

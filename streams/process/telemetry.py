@@ -26,9 +26,7 @@ def trace_calls(events: Events, *, are_names_ours: bool) -> None:
     _configure()
     from streams.observe.traces import Traces  # noqa: PLC0415  # as below
 
-    traces = Traces(with_trace, trace_in, are_names_ours=are_names_ours)
-    events.listen(traces.listen)
-    events.enter_handler = traces.enter
+    Traces(with_trace, trace_in, are_names_ours=are_names_ours).listen_to(events)
 
 
 def _configure() -> None:

@@ -58,10 +58,7 @@ class Signer:
         for key in self._keys:
             try:
                 key.verify(body, dict(headers), json_parse=False)
-            except (
-                WebhookVerificationError,
-                ValueError,
-            ) as error:  # ValueError: no base64, no text
+            except (WebhookVerificationError, ValueError) as error:  # no base64, or no text
                 why = error
             else:
                 return

@@ -100,6 +100,8 @@ def test_the_address_needs_the_operators_token(tmp_path: Path, state_folder: Pat
         assert [each["id"] for each in listed(url)] == [call]
         [kept] = state_folder.glob("admin-*.token")
         assert kept.stat().st_mode & 0o777 == 0o600
+        [told] = [line for line in server.log if "listening for operators" in line]
+        assert str(kept) in told
         given = tmp_path / "token"
         given.write_text("0123456789abcdefghij")
         given.chmod(0o600)

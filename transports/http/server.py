@@ -94,6 +94,7 @@ class _Server:
     idle: dict[trio.CancelScope, None] = field(default_factory=dict)  # between two requests
     # Those that wait for a request, or for the rest of one, in this order.
     waiting: dict[trio.CancelScope, None] = field(default_factory=dict)
+    stuck: "dict[_Connection, None]" = field(default_factory=dict)  # whose peers must read first
 
     async def end_idle(self, departure: Departure) -> None:
         """Close the connections that wait for a next request, once the departure begins."""
@@ -102,10 +103,14 @@ class _Server:
             patience.cancel()
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for a request; False without one."""
+        """Close the connection that has waited longest for its peer; False without one."""
         for patience in self.waiting:
             del self.waiting[patience]
             patience.cancel()
+            return True
+        for connection in self.stuck:
+            del self.stuck[connection]
+            connection.hang_up()
             return True
         return False
 
@@ -119,7 +124,7 @@ class _Server:
             with trio.move_on_after(HANDSHAKE_S):
                 stream = await self.listener.secure(tcp)
             if stream is not None:
-                await self._serve_requests(_Connection(stream, tcp, nursery, debt))
+                await self._serve_requests(_Connection(stream, tcp, nursery, debt, self.stuck))
 
     async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
@@ -280,8 +285,15 @@ class _Connection:
     """
 
     def __init__(
-        self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery, debt: Debt
+        self,
+        stream: ServerStream,
+        tcp: trio.SocketStream,
+        nursery: trio.Nursery,
+        debt: Debt,
+        stuck: "dict[_Connection, None]",
     ) -> None:
+        """`stuck` has the connection while it waits for its peer to read."""
+        self._stuck = stuck
         self._stream = stream
         self.debt = debt
         self.gone = trio.Event()
@@ -325,7 +337,7 @@ class _Connection:
             if rest := send_now(self._stream, data):  # most writes fit the socket's buffer
                 await self._send_watched(rest)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            self._hang_up()
+            self.hang_up()
             raise trio.BrokenResourceError("the peer has hung up") from None
         except BaseException:
             await self.close()
@@ -334,8 +346,12 @@ class _Connection:
     async def _send_watched(self, data: Pieces) -> None:
         """Write; stop waiting for room as soon as the peer hangs up."""
         self.watch()
-        with trio.CancelScope() as self._sending:
-            await send_pieces(self._stream, data)
+        self._stuck[self] = None
+        try:
+            with trio.CancelScope() as self._sending:
+                await send_pieces(self._stream, data)
+        finally:
+            self._stuck.pop(self, None)
         if self._sending.cancelled_caught:
             raise trio.BrokenResourceError("the peer has hung up")
 
@@ -352,7 +368,7 @@ class _Connection:
                 while (room := PIPELINED_BYTES_MAX - len(self._pipelined)) > 0:
                     data = await self._read(room)
                     if not data:
-                        self._hang_up()
+                        self.hang_up()
                         return
                     self._pipelined += data
         finally:
@@ -376,7 +392,8 @@ class _Connection:
             self.gone.set()
         return not self.gone.is_set()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """The peer is gone, or counts as gone."""
         self.gone.set()
         if self._sending is not None:
             self._sending.cancel()  # `send_pieces` waits for a peer that is gone
@@ -386,7 +403,7 @@ class _Connection:
 
     async def close(self) -> None:
         """Close at once; the peer sees that the response is incomplete."""
-        self._hang_up()
+        self.hang_up()
         await trio.aclose_forcefully(self.tcp)
 
     async def refuse(self, refused: HttpError) -> None:

@@ -68,8 +68,9 @@ class ListenOptions(TypedDict, total=False):
     """How many connections may be open, including those in a handshake. The next one gets a 503."""
 
     gives_way: bool
-    """Over HTTP: whether beyond that the connection which has waited longest for a request is
-    closed, so that peers that send none keep no others out. At twice as many it gets the 503."""
+    """Over HTTP: whether beyond that the connection which has waited longest for its peer is
+    closed: for a request, or for room to write. So idle peers keep no others out. At twice as many
+    the next one gets the 503."""
 
     per_principal_max: int | None
     """How many connections an authenticated caller may have; over HTTP, how many requests at once.

@@ -6,13 +6,13 @@ from typing import Final
 import msgspec
 
 from streams.admin.page import calls, questions
-from streams.admin.page.charts import MARKS, Point, Rule, timeline
+from streams.admin.page.charts import MARKS, Rule, timeline
 from streams.admin.page.html import Markup, join, tag
 from streams.admin.page.layout import Region, region
 from streams.admin.page.messages import pretty
 from streams.clock import lasting, utc, wall
 from streams.messages import Run
-from streams.observe.history import Past
+from streams.observe.history import Past, Sample
 from streams.observe.lines import Kind, view
 from streams.observe.registry import LIVE_STATES, CallView
 
@@ -99,7 +99,7 @@ def regions(
     return [
         _facts(call),
         _timeline(call, past),
-        _moments(past),
+        _moments(call, past),
         _questions(call, path, hidden),
         _actions(call, path, hidden),
         *messages.region(call),
@@ -156,7 +156,7 @@ def _facts(call: CallView) -> Region:
     facts: list[tuple[str, Markup | str | int | None]] = [
         ("State", calls.state(call)),
         ("Age", calls.age(call.began_at)),
-        ("Began", utc(call.began_at)[:19].replace("T", " ")),
+        ("Began", utc(call.began_at)[:19].replace("T", " ") + " UTC"),
         ("Took", None if ended is None else f"{ended - call.began_at:.1f} s"),
         ("Transport", calls.transport(call) or "none attached"),
         ("Principal", tag("bdi", call.principal)),
@@ -185,20 +185,13 @@ def _left(until: float) -> Markup:
 
 def _timeline(call: CallView, past: Past | None) -> Region:
     now = wall()
-    points = (
-        []
-        if past is None
-        else [
-            Point(each.at, each.last, each.durable, each.handed, each.delivered)
-            for each in past.samples
-        ]
-    )
+    points = [] if past is None else list(past.samples)
     is_over = call.ended_at is not None and call.delivered == call.numbered
     until = max([each.at for each in points[-1:]] + [call.ended_at or now]) if is_over else now
     marks = (call.numbered, call.durable, call.handed, call.delivered)
     if not points:
-        points = [Point(call.began_at, *marks)]
-    points.append(Point(until, *marks))
+        points = [Sample(call.began_at, *marks)]
+    points.append(Sample(until, *marks))
     rules = [
         Rule(each.at, each.what, f"{each.what} at {each.seq}")
         for each in (() if past is None else past.moments)
@@ -225,7 +218,10 @@ def _timeline(call: CallView, past: Past | None) -> Region:
     return Region("timeline", html)
 
 
-def _moments(past: Past | None) -> Region:
+def _moments(call: CallView, past: Past | None) -> Region:
+    none = "None since this process began."
+    if call.is_elsewhere:
+        none = "Its replica shows them: another one than this."
     found = [] if past is None else list(reversed(past.moments))
     listed = [
         tag(
@@ -235,7 +231,7 @@ def _moments(past: Past | None) -> Region:
             tag("span", f"at {each.seq}", tag("bdi", f" {each.details}" if each.details else "")),
         )
         for each in found
-    ] or [tag("li", "None since this process began.", class_="none faint")]
+    ] or [tag("li", none, class_="none faint")]
     return Region("moments", region("ol", "moments", *listed, class_="moments", tabindex=0))
 
 

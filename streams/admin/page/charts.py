@@ -10,22 +10,13 @@ from typing import Final
 import msgspec
 
 from streams.admin.page.html import Markup, tag
+from streams.observe.history import Sample
 
 WIDTH: Final = 1000.0
 HEIGHT: Final = 100.0
 SPARK_WIDTH: Final = 240.0
 SPARK_HEIGHT: Final = 40.0
 MARKS: Final = ("numbered", "durable", "handed", "delivered")  # the first is drawn at the back
-
-
-class Point(msgspec.Struct, frozen=True):
-    """How far a stream had come at one moment: its four marks, as seqs."""
-
-    at: float
-    numbered: int
-    durable: int
-    handed: int
-    delivered: int
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -36,7 +27,7 @@ class Rule(msgspec.Struct, frozen=True):
     title: str
 
 
-def timeline(points: Sequence[Point], rules: Sequence[Rule], until: float, label: str) -> Markup:
+def timeline(points: Sequence[Sample], rules: Sequence[Rule], until: float, label: str) -> Markup:
     """The four marks of a stream over time, as areas in front of each other, and its moments."""
     since = min([each.at for each in points] + [each.at for each in rules], default=until)
     span = max(until - since, 0.001)

@@ -53,9 +53,9 @@ class Snapshot:
         """See `Journal.read`."""
         await trio.lowlevel.checkpoint()
         number = self._contents.number_of(stream)
-        return (
-            [] if number is None else joined(self._contents.runs(number, after), after, bytes_max)
-        )
+        if number is None:
+            return []
+        return joined(self._contents.runs(number, after), after, bytes_max)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from streams.admin.gate import REFUSED_MAX, Token, TokenGate
 from streams.admin.page import calls, layout
 from streams.admin.page.access import HOLDS_S, Visitors, form_of
 from streams.admin.page.call import MESSAGES_MAX, Messages, regions, whole
-from streams.admin.page.charts import Point, Rule, sparkline, timeline
+from streams.admin.page.charts import Rule, sparkline, timeline
 from streams.admin.page.html import Markup, join, tag, text
 from streams.admin.page.layout import Region, Updates, region
 from streams.admin.page.messages import WHOLE_BYTES_MAX, pretty
@@ -26,7 +26,7 @@ from streams.admin.page.routes import LIVE_MAX, LivePage
 from streams.errors import Missing, Unavailable
 from streams.exchange import HttpError, Request
 from streams.messages import Run
-from streams.observe.history import History
+from streams.observe.history import History, Sample
 from streams.observe.registry import CallView, Counts, NoSuchCall, OpenQuestion, Page
 from streams.observe.tallies import Tallies
 
@@ -373,6 +373,25 @@ def test_without_leave_to_write_there_are_no_forms() -> None:
     assert Elements(writable).names.count("form") == 3, "answer, cut, cancel"
 
 
+def test_a_call_of_another_replica_is_not_shown_as_detached() -> None:
+    """This one does not know its client, and has not seen what happened to it."""
+    elsewhere = call(is_in_memory=False, owner="b3f76af6fb5de4e4")
+    told = Elements(
+        join(each.html for each in regions(elsewhere, None, Messages(), "/calls/x", ""))
+    )
+    assert "Transportunknown" in told.text
+    assert "Its replica shows them" in told.text
+    here = Elements(join(each.html for each in regions(call(), None, Messages(), "/calls/x", "")))
+    assert "elsewhere" not in here.text
+    for found, word in ((elsewhere, "running"), (call(), "detached")):
+        assert Elements(calls.state(found)).text == word
+
+
+def test_times_of_a_page_are_said_to_be_utc() -> None:
+    told = join(each.html for each in regions(call(), None, Messages(), "/calls/x", ""))
+    assert "1970-01-01 00:16:40 UTC" in told
+
+
 # Cookies
 
 
@@ -455,7 +474,7 @@ def test_only_forms_are_read() -> None:
 
 
 def test_a_timeline_draws_four_marks_and_its_moments() -> None:
-    points = [Point(0, 0, 0, 0, 0), Point(5, 10, 8, 6, 4), Point(10, 20, 20, 20, 20)]
+    points = [Sample(0, 0, 0, 0, 0), Sample(5, 10, 8, 6, 4), Sample(10, 20, 20, 20, 20)]
     drawn = Elements(timeline(points, [Rule(5, "cut", HOSTILE)], 10, "marks"))
     assert drawn.names.count("path") == 4
     assert ("class", "area delivered") in drawn.attributes

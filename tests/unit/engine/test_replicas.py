@@ -1,6 +1,6 @@
 """A client of one replica has the stream of another one: it follows, answers, acks and cancels."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import trio
@@ -9,6 +9,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Limits, Server
 from streams.engine import posts
 from streams.engine.leases import BEATS
+from streams.errors import JournalError
+from streams.journal.records import Change
 from tests.rigs import idempotency
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import (
@@ -26,7 +28,7 @@ from tests.rigs.server import (
     text_of,
 )
 from tests.rigs.shared_memory import LEASE_S
-from tests.rigs.web import LINES
+from tests.rigs.web import LINES, logged
 
 MAX_S = 600.0
 
@@ -155,6 +157,73 @@ async def test_an_ack_at_a_replica_that_does_not_serve_the_client_counts(
     await other.tell("notifications/stream/ack", **named(stream), seq=2)
     await trio.sleep(2)
     assert replicas.store.records[stream["streamId"]].acked == 1, "another client's is dropped"
+
+
+def confirm_late(owner: Replica, follower: Replica, monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """From now on the owner hears of its commits, and of the follower, when the event is set.
+
+    The store shows a commit to all replicas, while the owner waits for the copies of the store.
+    """
+    is_confirmed, commit = trio.Event(), owner.reached.inner.commit
+
+    async def commit_late(changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        errors = await commit(changes)
+        await is_confirmed.wait()
+        return errors
+
+    async def post_late(stream: str, *bodies: bytes) -> bool:
+        await is_confirmed.wait()
+        return True
+
+    monkeypatch.setattr(owner.reached.inner, "commit", commit_late)
+    monkeypatch.setattr(follower.reached.inner, "post", post_late)
+    return is_confirmed
+
+
+async def test_a_cursor_that_the_copies_of_the_store_have_not_confirmed_is_not_refused_for_good(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = await replicas.two()
+    first, stream = await begun(theirs, POSITIONS)
+    theirs.steps.log("a")
+    await first.find(lambda m: said([m]) == ["a"])
+    await first.leave()
+    elsewhere, back = await ours.dial(POSITIONS), await theirs.dial(POSITIONS)
+    await elsewhere.ask(2, "stream/resume", **named(stream), after=1)
+    await wait_all_tasks_blocked()
+    is_confirmed = confirm_late(theirs, ours, monkeypatch)
+    theirs.steps.log("b")
+    await elsewhere.find(lambda m: said([m]) == ["b"])
+    await elsewhere.leave()
+    refused = await back.request(3, "stream/resume", **named(stream), after=2)
+    assert reason(refused) == "unavailable"
+    is_confirmed.set()
+    theirs.steps.log("c")
+    theirs.steps.finish()
+    assert said(await back.resume(4, stream, after=2)) == ["c"]
+
+
+async def test_an_event_that_the_copies_of_the_store_have_not_confirmed_is_waited_for(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(PLAIN)
+    first = await browser.call(1, "step")
+    theirs.steps.log("a")
+    await wait_all_tasks_blocked()
+    await first.hang_up()
+    elsewhere = await (await ours.browse(PLAIN, browser.session)).go_on(first.ids[1])
+    is_confirmed = confirm_late(theirs, ours, monkeypatch)
+    theirs.steps.log("b")
+    await wait_all_tasks_blocked()
+    await elsewhere.hang_up()
+    assert logged(elsewhere) == ["b"]
+    back = await browser.go_on(elsewhere.ids[-1])
+    is_confirmed.set()
+    theirs.steps.log("c")
+    theirs.steps.finish()
+    await trio.sleep(1)
+    assert logged(back) == ["c"]
 
 
 # Answers, cancels and polls

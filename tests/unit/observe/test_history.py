@@ -53,7 +53,7 @@ def test_a_sample_is_kept_if_marks_have_changed() -> None:
     past = Past()
     for at, last in ((1, 0), (2, 0), (3, 0), (4, 5), (5, 5)):
         past.sample(at, marks(last))
-    assert [(each.at, each.last) for each in past.samples] == [(1, 0), (3, 0), (4, 5)]
+    assert [(each.at, each.numbered) for each in past.samples] == [(1, 0), (3, 0), (4, 5)]
 
 
 def test_a_long_past_gets_coarser_and_keeps_its_ends() -> None:
@@ -123,8 +123,8 @@ def test_a_call_of_this_process_begins_at_nothing() -> None:
     new, old = history.past("new"), history.past("old")
     assert new is not None
     assert old is not None
-    assert [each.last for each in new.samples] == [0, 5]
-    assert [each.last for each in old.samples] == [5], "what was before is not known"
+    assert [each.numbered for each in new.samples] == [0, 5]
+    assert [each.numbered for each in old.samples] == [5], "what was before is not known"
 
 
 async def test_rates_are_those_of_each_interval(autojump_clock: Any, nursery: Any) -> None:

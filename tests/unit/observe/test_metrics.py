@@ -69,10 +69,10 @@ async def observed(
     child_counts: ChildCounts | None = None,
 ) -> AsyncIterator[Observed]:
     events, tallies = Events(), Tallies()
-    events.listen(tallies.hear)
+    tallies.listen_to(events)
     async with open_house(server, journal=journal, events=events) as house:
         engine = house.running.engine
-        tallies.listen(engine)
+        tallies.measure(engine)
         metrics = Metrics(
             engine,
             house.journal,

@@ -36,7 +36,7 @@ def tallies() -> Tallies:
 
 def listening(tallies: Tallies) -> Events:
     events = Events()
-    events.listen(tallies.hear)
+    tallies.listen_to(events)
     return events
 
 
@@ -136,7 +136,7 @@ async def test_a_commit_is_counted_with_its_messages_and_bytes(tallies: Tallies)
 
 
 async def measured(house: House, tallies: Tallies, nursery: trio.Nursery) -> None:
-    tallies.listen(house.running.engine)
+    tallies.measure(house.running.engine)
     nursery.start_soon(tallies.run)
     await wait_all_tasks_blocked()
 

@@ -46,8 +46,7 @@ class Traced:
             tracer_provider=provider,
             meter_provider=meters,
         )
-        self.events.listen(self.traces.listen)
-        self.events.enter_handler = self.traces.enter
+        self.traces.listen_to(self.events)
 
     @property
     def spans(self) -> list[ReadableSpan]:
@@ -172,7 +171,7 @@ async def test_the_context_of_http_is_a_link_or_the_parent(
     def as_over_http(event: Any) -> None:
         if isinstance(event, CallBegan):
             event = CallBegan(event.stream, "http", TraceHeaders(HTTP))
-        traced.traces.listen(event)
+        traced.events.tell(event)
 
     events.listen(as_over_http)
     async with open_house(server, events=events) as house:

@@ -164,6 +164,17 @@ async def test_idle_connections_can_give_way_to_new_ones() -> None:
         assert await to_the_end(longest) == b""
 
 
+async def test_a_peer_that_reads_nothing_gives_way_to_new_ones() -> None:
+    async def long(request: Request, responder: Responder) -> None:
+        await responder.respond(200, (), b"x" * (8 * 1024 * 1024))
+
+    limited = serving(long, connections_max=1, gives_way=True)
+    async with limited as port, await trio.open_tcp_stream("127.0.0.1", port) as first:
+        await first.send_all(asking())
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert (await tell(port, asking(CLOSE))).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_request_that_is_answered_does_not_give_way() -> None:
     async def stuck(request: Request, responder: Responder) -> None:
         await trio.sleep_forever()

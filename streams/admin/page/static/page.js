@@ -33,7 +33,7 @@
     const told = document.getElementById("connection");
     if (told === null || told.dataset.state === (isHere ? "live" : "lost")) return;
     told.dataset.state = isHere ? "live" : "lost";
-    const time = new Date().toLocaleTimeString();
+    const time = `${new Date().toISOString().slice(11, 19)} UTC`; // as all times of the page
     told.textContent = isHere ? "Live" : `Server lost at ${time}; trying again`;
     document.body.classList.toggle("is-lost", !isHere);
   }

@@ -42,7 +42,7 @@ Seconds = Annotated[float, Parameter(converter=_seconds, n_tokens=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class PatienceOptions:
     """Hosts that give up on a call before it ends.
 
     Parameters
@@ -56,7 +56,7 @@ class Waiting:
         ended in the last ten minutes. By default none.
     keep_cancelled
         Which calls go on when a client cancels them: "timeout" for those whose reason is its own
-        timeout.
+        timeout. That is the default with --patience, wrap and attach, else it is "never".
     """
 
     patience: Seconds | None = None
@@ -86,7 +86,7 @@ def parts(given: Iterable[str], option: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keeping:
+class KeepOptions:
     """How streams are kept, and for how long.
 
     Parameters
@@ -177,7 +177,7 @@ class Keeping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening:
+class ListenOptions:
     """Where to serve, besides stdio.
 
     Parameters
@@ -247,7 +247,7 @@ class Listening:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharing:
+class ShareOptions:
     """A journal that several replicas share.
 
     Parameters
@@ -301,19 +301,15 @@ def file_of(journal: str | None) -> Path | None:
     return None if journal is None else checked_path(journal)
 
 
+# The groups of a command line without options.
 NO_AUTH: Final = Auth()
-NOWHERE: Final = Listening()
-USUALLY: Final = Keeping()
-PATIENT: Final = Waiting()
-UNSHARED: Final = Sharing()
-UNTOLD: Final = Webhooks()
+LISTEN: Final = ListenOptions()
+KEEP: Final = KeepOptions()
+PATIENCE: Final = PatienceOptions()
+SHARE: Final = ShareOptions()
+WEBHOOKS: Final = Webhooks()
 
-Doors = Annotated[Auth, Parameter(name="*")]
-Where = Annotated[Listening, Parameter(name="*")]
-How = Annotated[Keeping, Parameter(name="*")]
-Hosts = Annotated[Waiting, Parameter(name="*")]
-Replicas = Annotated[Sharing, Parameter(name="*")]
-Told = Annotated[Webhooks, Parameter(name="*")]
+FLAT: Final = Parameter(name="*")  # the options of a group are options of the command
 
 
 def run(options: Options) -> int:
