@@ -344,54 +344,41 @@ class Registry:
         )
 
     def _view(self, found: Stream | Record) -> CallView:
-        return self._of_record(found) if isinstance(found, Record) else self.view(found)
+        if isinstance(found, Record):
+            return self._of_record(found, self.here(found.stream))
+        return self.view(found)
 
     def view(self, stream: Stream) -> CallView:
-        """A stream in memory, as operators see it."""
-        record, state = stream.record, stream.state
-        connection = connection_of(stream)
-        deadline = state.deadline
-        restart = record.restart
-        is_live = state.outcome is Outcome.LIVE
+        """A stream in memory, as operators see it: its record knows less of what has happened."""
+        state, delivery, deadline = stream.state, stream.delivery, stream.state.deadline
         live: State = "asking" if state.questions else "running"
-        return CallView(
-            id=stream.id[:SHOWN_LETTERS],
-            number=stream.number,
-            tool=_tool_of(record),
-            principal=record.principal[:NAME_LETTERS_MAX],
-            state=live if is_live else _ended(state.outcome, has_failed=state.has_failed),
-            began_at=record.created_at,
+        return msgspec.structs.replace(
+            self._of_record(stream.record, stream),
+            state=_state(state.outcome, live, has_failed=state.has_failed),
             ended_at=state.ended_at or None,
             numbered=state.last,
             durable=state.durable,
             handed=state.handed,
-            written=None if stream.delivery is None else max(0, stream.delivery.written),
+            written=None if delivery is None else max(0, delivery.written),
             delivered=state.delivered,
             pending=0 if state.is_tombstone else state.last - state.delivered,
             pending_bytes=None if state.unmeasured else state.kept_bytes,
-            questions=tuple(map(_question, state.questions.items())),
-            transport="" if connection is None else connection.transport,
-            connection=None if connection is None else connection.number,
             expires_at=None if deadline is None else wall() + deadline - trio.current_time(),
             is_in_memory=True,
-            owner=record.owner,
-            restarts=None if restart is None else restart.attempts,
         )
 
-    def _of_record(self, record: Record) -> CallView:
-        stream = None if self._engine is None else self._engine.here(record.stream)
+    def _of_record(self, record: Record, stream: Stream | None) -> CallView:
+        """A call as its record has it. `stream` is the one of this process, if there is one."""
         connection = None if stream is None else connection_of(stream)
+        questions = {} if stream is None else stream.state.questions
         live: State = "running" if self._is_served or record.owner else "stopped"
         has_failed = 0 < record.last == record.last_error
-        restart = record.restart
         return CallView(
             id=record.stream[:SHOWN_LETTERS],
             number=record.number,
             tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],
-            state=live
-            if record.outcome is Outcome.LIVE
-            else _ended(record.outcome, has_failed=has_failed),
+            state=_state(record.outcome, live, has_failed=has_failed),
             began_at=record.created_at,
             ended_at=record.ended_at or None,
             numbered=record.last,
@@ -401,15 +388,13 @@ class Registry:
             delivered=record.acked,
             pending=0 if record.outcome.is_tombstone else record.last - record.acked,
             pending_bytes=None,
-            questions=()
-            if stream is None
-            else tuple(map(_question, stream.state.questions.items())),
+            questions=tuple(map(_question, questions.items())),
             transport="" if connection is None else connection.transport,
             connection=None if connection is None else connection.number,
             expires_at=record.due_at,
             is_in_memory=False,
             owner=record.owner,
-            restarts=None if restart is None else restart.attempts,
+            restarts=None if record.restart is None else record.restart.attempts,
         )
 
 
@@ -431,8 +416,10 @@ _STATES: Final[dict[Outcome, State]] = {
 }
 
 
-def _ended(outcome: Outcome, *, has_failed: bool) -> State:
-    """The state of a call that has ended: one whose result says `isError` has failed."""
+def _state(outcome: Outcome, live: State, *, has_failed: bool) -> State:
+    """The state of a call. One whose result says `isError` has failed."""
+    if outcome is Outcome.LIVE:
+        return live
     return "failed" if outcome.is_end and has_failed else _STATES[outcome]
 
 
