@@ -368,6 +368,15 @@ class Engine:
         """The stream of this id, if it is in memory: of this replica, or followed for a client."""
         return self._streams.here(stream_id)
 
+    async def ask_owner(self, record: Record) -> Stream | None:
+        """The stream of another replica's call, as that one knows it now; None if it has no owner.
+
+        Raises `Unavailable` where the owner or the store is silent.
+        """
+        if self._replicas is None or record.owner in ("", self._journal.replica):
+            return None
+        return await self._replicas.follow(record)
+
     def tell_refused(self, refused: Refusal, transport: str) -> None:
         """A resume over this transport was refused: tell those that listen to events."""
         if self.events.is_heard:

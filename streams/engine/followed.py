@@ -47,6 +47,7 @@ class FollowedStream(Stream):
         "_numbered",
         "_reported",
         "_unheard",
+        "has_client",
         "is_refreshing",
         "owner",
         "refreshed_at",
@@ -76,6 +77,7 @@ class FollowedStream(Stream):
             events=events,
         )
         self.owner = record.owner
+        self.has_client = False  # whether the owner, when it was asked last, had a client attached
         self.seen_at = trio.current_time()  # when a client was attached to it last
         self.seen: posts.Seen | None = None  # the newest view of it
         self.refreshed_at = self.seen_at  # when its record was read last
@@ -112,6 +114,7 @@ class FollowedStream(Stream):
         if view.outcome.is_tombstone:  # its record may not say so yet
             state.outcome = view.outcome
         state.learn(view.delivered, view.handed)
+        self.has_client = view.idle_s is None
         if self.delivery is None:
             # A client may have confirmed more here, which did not count: it was displaced.
             state.delivered = max(view.delivered, self.record.acked)

@@ -9,7 +9,8 @@ caller is anonymous.
 """
 
 import heapq
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Final, Literal, Protocol
 
@@ -20,8 +21,11 @@ from streams import messages
 from streams.clock import wall
 from streams.engine.connection import Connection, Delivery
 from streams.engine.engine import Engine
+from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import Question
+from streams.engine.remote import RemoteFollower
 from streams.engine.stream import Stream
+from streams.errors import Unavailable
 from streams.journal.records import Outcome, Record
 from streams.keys import SHOWN_LETTERS
 from streams.messages import RequestId, Run
@@ -40,7 +44,12 @@ runs it. `failed`: it ended with an error, or with a result that says `isError`.
 
 LIVE_STATES: Final[frozenset[State]] = frozenset(["running", "asking", "stopped"])
 
+ANSWER_S: Final = 0.5  # other replicas have so long to answer; without one less is shown
+
 _number = attrgetter("number")
+
+_Known = dict[str, Stream | None]
+"""The streams of other replicas' calls by their ids, as these know them; None without an answer."""
 
 
 class Readable(Protocol):
@@ -95,6 +104,8 @@ class CallView(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     expires_at: float | None = None  # None while a connection is attached
     is_in_memory: bool
     owner: str = ""  # the replica that runs it, in a shared journal
+    # Whether its client is connected to another replica; None where that is not known.
+    client_is_elsewhere: bool | None = None
     restarts: int | None = None  # None for a call that is not restarted when its server dies
 
     @property
@@ -183,7 +194,8 @@ class Registry:
         """`is_served`: a process serves the journal, so calls that have not ended run."""
         self._journal = journal
         self._engine = engine
-        self._is_served = is_served
+        # Calls in a shared journal run only while they have an owner.
+        self._is_served = is_served and not (engine is not None and engine.index.is_shared)
 
     # In memory: this costs no read
 
@@ -254,7 +266,8 @@ class Registry:
         follow: `Page.before` tells.
         """
         limit = max(1, min(limit, PAGE_MAX))
-        found: list[CallView] = []
+        found: list[Stream | Record] = []
+        known: _Known = {}
         scanned = 0
         while len(found) < limit and scanned < SCANNED_MAX:
             size = SCANNED_AT_ONCE
@@ -262,16 +275,47 @@ class Registry:
                 size = min(limit - len(found), size)
             some = await self._newest(before, size, wanted)
             scanned += len(some)
+            if wanted.states:
+                await self._ask(known, (each for each in some if _may_ask(each)))
             for each in some:
                 before = each.number
-                call = self._view(each)
-                if wanted.has(call):
-                    found.append(call)
+                if wanted.has(self._view(each, known)):
+                    found.append(each)
                     if len(found) == limit:
                         break
             if len(some) < size:
-                return Page(tuple(found), before if len(found) == limit else None)
-        return Page(tuple(found), before)
+                if len(found) < limit:
+                    before = None
+                break
+        await self._ask(known, found)
+        return Page(tuple(self._view(each, known) for each in found), before)
+
+    async def _ask(self, known: _Known, calls: Iterable[Stream | Record]) -> None:
+        """Ask the owners of other replicas' calls that run how these are.
+
+        They alone know open questions and clients. The answers of those that give one soon are
+        added to `known`; none is asked twice.
+        """
+        asked = [
+            each
+            for each in calls
+            if isinstance(each, Record)
+            and each.owner
+            and each.outcome is Outcome.LIVE
+            and each.stream not in known
+        ]
+        if self._engine is None or not asked:
+            return
+        known.update(dict.fromkeys(each.stream for each in asked))
+        with trio.move_on_after(ANSWER_S):
+            async with trio.open_nursery() as nursery:
+                for each in asked:
+                    nursery.start_soon(self._ask_one, self._engine, known, each)
+
+    @staticmethod
+    async def _ask_one(engine: Engine, known: _Known, record: Record) -> None:
+        with suppress(Unavailable):
+            known[record.stream] = await engine.ask_owner(record)
 
     async def _newest(
         self, before: int | None, limit: int, wanted: Wanted
@@ -312,7 +356,9 @@ class Registry:
         found: Stream | Record | None = stream or await self._journal.find(stream_id)
         if found is None:
             raise NoSuchCall(f"The call {stream_id[:SHOWN_LETTERS]} is forgotten.")
-        return self._view(found)
+        known: _Known = {}
+        await self._ask(known, [found])
+        return self._view(found, known)
 
     async def record(self, stream_id: str) -> Record | None:
         """The record of a call as the journal has it; None where it has none yet, or no more."""
@@ -343,10 +389,15 @@ class Registry:
             unsent_bytes=connection.channel.unsent_bytes(),
         )
 
-    def _view(self, found: Stream | Record) -> CallView:
-        if isinstance(found, Record):
+    def _view(self, found: Stream | Record, known: _Known) -> CallView:
+        if not isinstance(found, Record):
+            return self.view(found)
+        asked = known.get(found.stream)
+        if asked is None:
             return self._of_record(found, self.here(found.stream))
-        return self.view(found)
+        if not isinstance(asked, FollowedStream):  # it was taken over meanwhile
+            return self.view(asked)
+        return self._of_asked(asked)
 
     def view(self, stream: Stream) -> CallView:
         """A stream in memory, as operators see it: its record knows less of what has happened."""
@@ -365,14 +416,32 @@ class Registry:
             pending_bytes=None if state.unmeasured else state.kept_bytes,
             expires_at=None if deadline is None else wall() + deadline - trio.current_time(),
             is_in_memory=True,
+            client_is_elsewhere=isinstance(delivery, RemoteFollower) and state.idle_since is None,
+        )
+
+    def _of_asked(self, asked: FollowedStream) -> CallView:
+        """A call as another replica has just told it."""
+        found, state = self._of_record(asked.record, asked), asked.state
+        is_unknown = found.client_is_elsewhere is None
+        return msgspec.structs.replace(
+            found,
+            numbered=state.durable,
+            durable=state.durable,
+            handed=state.handed,
+            delivered=state.delivered,
+            pending=0 if asked.record.outcome.is_tombstone else state.durable - state.delivered,
+            client_is_elsewhere=is_unknown and asked.has_client,
         )
 
     def _of_record(self, record: Record, stream: Stream | None) -> CallView:
         """A call as its record has it. `stream` is the one of this process, if there is one."""
         connection = None if stream is None else connection_of(stream)
-        questions = {} if stream is None else stream.state.questions
+        questions = () if stream is None else tuple(map(_question, stream.state.questions.items()))
         live: State = "running" if self._is_served or record.owner else "stopped"
+        if questions and live == "running":
+            live = "asking"
         has_failed = 0 < record.last == record.last_error
+        is_owned = bool(record.owner) and record.outcome is Outcome.LIVE
         return CallView(
             id=record.stream[:SHOWN_LETTERS],
             number=record.number,
@@ -388,12 +457,13 @@ class Registry:
             delivered=record.acked,
             pending=0 if record.outcome.is_tombstone else record.last - record.acked,
             pending_bytes=None,
-            questions=tuple(map(_question, questions.items())),
+            questions=questions,
             transport="" if connection is None else connection.transport,
             connection=None if connection is None else connection.number,
             expires_at=record.due_at,
             is_in_memory=False,
             owner=record.owner,
+            client_is_elsewhere=None if connection is None and is_owned else False,
             restarts=None if record.restart is None else record.restart.attempts,
         )
 
@@ -402,6 +472,11 @@ def connection_of(stream: Stream) -> Connection | None:
     """The connection of this process that a stream is attached to."""
     delivery = stream.delivery
     return delivery.connection if isinstance(delivery, Delivery) else None
+
+
+def _may_ask(call: Stream | Record) -> bool:
+    """Whether a call of the journal may wait for an answer: it has sent a request."""
+    return isinstance(call, Record) and call.last_request > 0
 
 
 def _tool_of(record: Record) -> str:

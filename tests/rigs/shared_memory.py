@@ -366,6 +366,12 @@ class SharedMemoryJournal:
         totals = await self._store.kept.totals()
         return Totals(sum(1 for _ in self._store.others_than(self._replica)), totals.last_number)
 
+    async def newest(self, *, before: int | None = None, limit: int) -> Sequence[Record]:
+        return await self._store.kept.newest(before=before, limit=limit)
+
+    async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:
+        return await self._store.kept.beginning_with(prefix, limit=limit)
+
     async def find(self, stream: str) -> Record | None:
         return await self._store.kept.find(stream)
 

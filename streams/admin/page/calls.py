@@ -206,19 +206,24 @@ def pending(call: CallView) -> str:
 
 def transport(call: CallView) -> str:
     """The transport of its client; "" while none is attached."""
-    return "elsewhere" if call.is_elsewhere else call.transport
+    if call.is_elsewhere and call.client_is_elsewhere is None:
+        return "unknown"
+    return "elsewhere" if call.client_is_elsewhere else call.transport
 
 
 def state(call: CallView) -> Markup:
     """The state of a call, as a word behind a dot."""
     if call.state not in LIVE_STATES:
         return tag("span", call.state, class_=f"state {call.state}")
-    if call.is_elsewhere:
+    if call.is_elsewhere and call.client_is_elsewhere is None:
         told = f"{call.state} at another replica, which knows its client and its questions"
         return tag("span", call.state, class_="state elsewhere", title=told)
-    attached = "attached" if call.is_attached else "detached"
-    word = call.state if call.is_attached or call.state != "running" else "detached"
-    return tag("span", word, class_=f"state {attached}", title=f"{call.state}, {attached}")
+    attached = "attached" if call.is_attached or call.client_is_elsewhere else "detached"
+    told = f"{call.state}, {attached}"
+    if call.owner:
+        told = f"{told}, at replica {call.owner}"
+    word = "detached" if (call.state, attached) == ("running", "detached") else call.state
+    return tag("span", word, class_=f"state {attached}", title=told)
 
 
 def age(since: float) -> Markup:

@@ -315,8 +315,10 @@ def _row(call: CallView) -> Sequence[str]:
 
 
 def _where_client_is(call: CallView) -> str:
-    if call.is_elsewhere:
+    if call.client_is_elsewhere:
         return "elsewhere"
+    if call.is_elsewhere and call.client_is_elsewhere is None:
+        return "unknown"
     return call.transport or ("away" if call.state in ("running", "asking") else "")
 
 
@@ -377,8 +379,10 @@ def _state(call: CallView) -> str:
 def _client(call: CallView, now: float) -> str:
     if call.connection is not None:
         return f"{call.transport}, connection {call.connection}"
-    if call.is_elsewhere:
-        return "at another replica, which knows it and whether the call asks"
+    if call.client_is_elsewhere:
+        return "at another replica"
+    if call.is_elsewhere and call.client_is_elsewhere is None:
+        return "unknown; the replica that runs the call does not tell"
     if call.expires_at is None:
         return "none here"
     left = lasting(call.expires_at - now)

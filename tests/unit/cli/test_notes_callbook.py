@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streams.cli.actions.notes import (
@@ -75,6 +75,7 @@ def test_a_name_is_the_tools_and_the_lowest_number_that_is_free(book: Callbook) 
 
 
 @given(tool=st.text())
+@settings(deadline=None)
 def test_a_name_can_be_typed_whatever_the_tool_is_called(
     tool: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
