@@ -9,14 +9,15 @@ running call move all the time: those of the calls in `?watch=ID,ID` are sent to
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 import trio
 
 from streams.admin.endpoint import Route, journal_errors, query_of
-from streams.admin.sse import HEADERS, while_connected
-from streams.engine.events import Event, Events
+from streams.admin.sse import Responses, while_connected
+from streams.engine.events import CALL_KINDS, CallEvent, Events
 from streams.engine.stream import Stream
 from streams.exchange import HttpError, Request, Responder
 from streams.observe.registry import CallView, Counts, Registry
@@ -41,7 +42,7 @@ class Feeds:
     def __init__(self, registry: Registry, events: Events) -> None:
         self._registry = registry
         self._events = events
-        self._open = 0
+        self._open = Responses(FEEDS_MAX, "feeds")
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -53,23 +54,15 @@ class Feeds:
         watched = [each for each in asked.watch.split(",") if each]
         if len(watched) > WATCHED_MAX:
             raise HttpError(400, f"watch: name {WATCHED_MAX} calls at most.")
-        if request.method == "HEAD":
-            await responder.respond(200, HEADERS)
-            return
-        if self._open >= FEEDS_MAX:
-            raise HttpError(503, f"{FEEDS_MAX} feeds are open already: close one.")
-        self._open += 1
-        try:
-            await self._send(responder, _Feed(self._registry, await self._found(watched)))
-        finally:
-            self._open -= 1
+        await self._open.answer(request, responder, partial(self._send, responder, watched))
 
     async def _found(self, prefixes: Sequence[str]) -> set[str]:
         with journal_errors():
             return {await self._registry.find(each) for each in prefixes}
 
-    async def _send(self, responder: Responder, feed: "_Feed") -> None:
-        self._events.listen(feed.hear)
+    async def _send(self, responder: Responder, watched: Sequence[str]) -> None:
+        feed = _Feed(self._registry, await self._found(watched))
+        self._events.listen(feed.hear, CALL_KINDS)
         try:
             async with while_connected(responder) as send:
                 while True:
@@ -96,11 +89,9 @@ class _Feed:
         self._counts: Counts | None = None
         self._count_at = -math.inf
 
-    def hear(self, event: Event) -> None:
-        """Something has happened: see `Events.listen`."""
-        stream: Stream | None = getattr(event, "stream", None)
-        if stream is None:
-            return
+    def hear(self, event: CallEvent) -> None:
+        """Something has happened to a call: see `Events.listen`."""
+        stream = event.stream
         if len(self._changed) < CHANGED_MAX or stream.id in self._changed:
             self._changed[stream.id] = stream
         else:

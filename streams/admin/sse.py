@@ -1,4 +1,4 @@
-"""Responses of server-sent events: their head, their comments in silence, and their end."""
+"""Responses of server-sent events: their number, their head, comments in silence, and their end."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -7,7 +7,7 @@ from typing import Final
 import trio
 
 from streams.admin.endpoint import NO_STORE
-from streams.exchange import Headers, Responder
+from streams.exchange import Headers, HttpError, Request, Responder
 
 SILENCE_S: Final = 15.0  # then a comment is sent, so that a connection that is cut is noticed
 # A client that takes longer to read what it is sent is cut: feeds are few, and others wait for one.
@@ -21,6 +21,31 @@ HEADERS: Final[Headers] = (
 
 Send = Callable[[bytes], Awaitable[None]]
 """Sends events. Without any it sends a comment, if the last ones were sent `SILENCE_S` ago."""
+
+
+class Responses:
+    """The responses of one kind that are open: at most `open_max` of them."""
+
+    def __init__(self, open_max: int, kind: str, headers: Headers = HEADERS) -> None:
+        self.open = 0
+        self._open_max = open_max
+        self._kind = kind
+        self._headers = headers
+
+    async def answer(
+        self, request: Request, responder: Responder, respond: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Call `respond`, or answer HEAD, which opens nothing. Raises `HttpError`."""
+        if request.method == "HEAD":
+            await responder.respond(200, self._headers)
+            return
+        if self.open >= self._open_max:
+            raise HttpError(503, f"{self._open_max} {self._kind} are open: close one.")
+        self.open += 1
+        try:
+            await respond()
+        finally:
+            self.open -= 1
 
 
 @asynccontextmanager

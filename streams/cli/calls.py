@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from streams.cli.base import CALL, GONE, USUALLY, Dialing, How, Word, app, complain
+from streams.cli.operator_options import Where
 
 if TYPE_CHECKING:
     from streams.cli.actions.call import Reach
@@ -147,13 +148,13 @@ def cancel(
     if admin is None and journal is None:
         return _with_call("cancel", where, what, how, json)
     from streams.cli.actions import operators
-    from streams.cli.actions.sources import Where
 
     if admin is not None and journal is not None:
         return complain(f"--admin {admin} and --journal {journal}: name one place.")
     if what is not None:
         return complain("An operator names the call alone: mcp-streams cancel STREAM --admin URL.")
-    return operators.cancel(Where(admin, journal, how.token_file), where, as_json=json)
+    at = Where(admin=admin, journal=journal, token_file=how.token_file)
+    return operators.cancel(at, where, as_json=json)
 
 
 def _with_call(verb: str, where: str, what: str | None, how: Dialing, json: bool) -> int:

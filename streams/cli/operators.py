@@ -1,67 +1,17 @@
 """The commands of operators: `ls`, `show`, `tail`, `stats`, `drain`; `cancel` is with `call`."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from streams.cli.base import OPERATE, app, complain
+from streams.cli.operator_options import DEFAULT_OUTPUT, DEFAULT_WHERE, Output, Where
 from streams.cli.options import Seconds
 
-if TYPE_CHECKING:
-    from streams.cli.actions.operators import How
-    from streams.cli.actions.sources import Where
-
-WATCH_MIN_S: Final = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Looking:
-    """Where operators look.
-
-    Parameters
-    ----------
-    admin
-        The address of a server's --admin: http://HOST:PORT, https://HOST or unix:PATH.
-    journal
-        A journal: a file, the URL of a store, or the beginning of a name in the user's folder of
-        state. The owner of a file is asked; without one the journal itself is read.
-    token_file
-        A file with the operator's token; without it, MCP_STREAMS_ADMIN_TOKEN is sent, or the token
-        that a server of this user has kept for the address.
-    """
-
-    admin: str | None = None
-    journal: str | None = None
-    token_file: Path | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Showing:
-    """How a command shows what changes.
-
-    Parameters
-    ----------
-    watch
-        Show it again and again, until Ctrl-C.
-    every
-        Seconds between two looks of --watch.
-    json
-        Print JSON: one value, or with --watch one on each line.
-    """
-
-    watch: bool = False
-    every: Seconds = 1.0
-    json: bool = False
-
-
-At = Annotated[Looking, Parameter(name="*")]
-Shown = Annotated[Showing, Parameter(name="*")]
 # A place that was written as a word, where it is an option.
 Unplaced = Annotated[str | None, Parameter(show=False)]
-HERE: Final = Looking()
-ONCE: Final = Showing()
 
 
 @app.command(group=OPERATE)
@@ -72,8 +22,8 @@ def ls(
     state: tuple[str, ...] = (),
     text: str = "",
     limit: int = 50,
-    at: At = HERE,
-    shown: Shown = ONCE,
+    at: Where = DEFAULT_WHERE,
+    output: Output = DEFAULT_OUTPUT,
 ) -> int:
     """List the calls of a server or of a journal, the newest first.
 
@@ -93,15 +43,22 @@ def ls(
     """
     from streams.cli.actions import operators
 
-    wrong = _wrong(shown) or _one_place(where, at)
+    wrong = output.wrong or _one_place(where, at)
     if wrong := wrong or ("--limit: write 1 to 1000." if not 0 < limit <= 1000 else ""):
         return complain(wrong)
     asked = operators.Asked(states=state, text=text, limit=limit)
-    return operators.ls(_where(where, at), asked, _how(shown))
+    return operators.ls(_at(where, at), asked, output)
 
 
 @app.command(group=OPERATE)
-def show(stream: str, place: Unplaced = None, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
+def show(
+    stream: str,
+    place: Unplaced = None,
+    /,
+    *,
+    at: Where = DEFAULT_WHERE,
+    output: Output = DEFAULT_OUTPUT,
+) -> int:
     """Show one call: its state, its client, and what its client has missed.
 
     Parameters
@@ -111,9 +68,9 @@ def show(stream: str, place: Unplaced = None, /, *, at: At = HERE, shown: Shown 
     """
     from streams.cli.actions import operators
 
-    if wrong := _wrong(shown) or _misplaced("show", stream, place) or _one_place(None, at):
+    if wrong := output.wrong or _misplaced("show", stream, place) or _one_place(None, at):
         return complain(wrong)
-    return operators.show(_where(None, at), stream, _how(shown))
+    return operators.show(at, stream, output)
 
 
 @app.command(group=OPERATE)
@@ -124,7 +81,7 @@ def tail(
     *,
     lines: int = 10,
     every: Seconds = 0.5,
-    at: At = HERE,
+    at: Where = DEFAULT_WHERE,
     json: bool = False,
 ) -> int:
     """Print the messages of a call until it ends, or each change of any call.
@@ -142,16 +99,18 @@ def tail(
     """
     from streams.cli.actions import operators
 
-    wrong = _wrong(Showing(every=every)) or _misplaced("tail", stream or "", place)
+    output = Output(watch=True, every=every, json=json)
+    wrong = output.wrong or _misplaced("tail", stream or "", place)
     wrong = wrong or _one_place(None, at)
     if wrong := wrong or ("--lines: write 0 or more." if lines < 0 else ""):
         return complain(wrong)
-    how = operators.How(watch=True, every_s=every, json=json)
-    return operators.tail(_where(None, at), stream, lines, how)
+    return operators.tail(at, stream, lines, output)
 
 
 @app.command(group=OPERATE)
-def stats(where: str | None = None, /, *, at: At = HERE, shown: Shown = ONCE) -> int:
+def stats(
+    where: str | None = None, /, *, at: Where = DEFAULT_WHERE, output: Output = DEFAULT_OUTPUT
+) -> int:
     """Count the calls, clients and messages of a server or a journal.
 
     Parameters
@@ -161,9 +120,9 @@ def stats(where: str | None = None, /, *, at: At = HERE, shown: Shown = ONCE) ->
     """
     from streams.cli.actions import operators
 
-    if wrong := _wrong(shown) or _one_place(where, at):
+    if wrong := output.wrong or _one_place(where, at):
         return complain(wrong)
-    return operators.stats(_where(where, at), _how(shown))
+    return operators.stats(_at(where, at), output)
 
 
 @app.command(group=OPERATE)
@@ -173,7 +132,7 @@ def drain(
     *,
     grace: Seconds | None = None,
     no_wait: bool = False,
-    at: At = HERE,
+    at: Where = DEFAULT_WHERE,
     json: bool = False,
 ) -> int:
     """End a server in good order: it takes no new calls, and running ones get time to end.
@@ -196,14 +155,10 @@ def drain(
     wrong = "--grace: write seconds, 0 or more." if grace is not None and not grace >= 0 else ""
     if wrong := wrong or _one_place(where, at):
         return complain(wrong)
-    return operators.drain(_where(where, at), grace, waits=not no_wait, as_json=json)
+    return operators.drain(_at(where, at), grace, waits=not no_wait, as_json=json)
 
 
-def _wrong(shown: Showing) -> str:
-    return "" if shown.every >= WATCH_MIN_S else f"--every: write seconds, {WATCH_MIN_S:g} or more."
-
-
-def _one_place(where: str | None, at: Looking) -> str:
+def _one_place(where: str | None, at: Where) -> str:
     """Refuse two places: `drain` must not end another server than the one that is meant."""
     named = [where, at.admin and f"--admin {at.admin}", at.journal and f"--journal {at.journal}"]
     given = [each for each in named if each]
@@ -226,13 +181,5 @@ def _option(place: str) -> str:
     return f"--{'admin' if is_admin else 'journal'} {place}"
 
 
-def _how(shown: Showing) -> "How":
-    from streams.cli.actions.operators import How
-
-    return How(watch=shown.watch, every_s=shown.every, json=shown.json)
-
-
-def _where(where: str | None, at: Looking) -> "Where":
-    from streams.cli.actions.sources import Where
-
-    return Where(admin=at.admin, journal=where or at.journal, token_file=at.token_file)
+def _at(where: str | None, at: Where) -> Where:
+    return at if where is None else replace(at, journal=where)

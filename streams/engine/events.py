@@ -147,11 +147,10 @@ class SessionEnded(msgspec.Struct, frozen=True, gc=False):
     lasted_s: float
 
 
-Event = (
+CallEvent = (
     CallBegan
     | CallDetached
     | CallResumed
-    | ResumeRefused
     | CallAsked
     | CallAnswered
     | CallEnded
@@ -159,6 +158,11 @@ Event = (
     | CallInterrupted
     | CallReleased
     | CallRestarted
+)
+
+Event = (
+    CallEvent
+    | ResumeRefused
     | DeliveryBegan
     | DeliveryEnded
     | ConnectionOpened
@@ -169,6 +173,7 @@ Event = (
 Listener = Callable[[Any], object]
 
 KINDS: Final[Collection[type[Event]]] = get_args(Event)
+CALL_KINDS: Final[Collection[type[Event]]] = get_args(CallEvent)
 
 LEFT: Final = "left"
 

@@ -272,5 +272,6 @@ class Journal(Lookups, Protocol):
     def turn(self, name: bytes) -> AbstractAsyncContextManager[None]:
         """Only one task of all replicas is in such a block with the same name at a time.
 
-        A replica that is gone leaves it after a time of about `lease_s`, or twice that.
+        A replica that is gone leaves it when its streams are claimed, and if none are, after about
+        two `lease_s`.
         """

@@ -18,11 +18,11 @@ from streams.engine.events import (
     CallAsked,
     CallDetached,
     CallEnded,
+    CallEvent,
     CallInterrupted,
     CallReleased,
     CallRestarted,
     CallResumed,
-    Event,
 )
 from streams.engine.stream import Stream
 from streams.observe.tallies import Histogram
@@ -141,8 +141,8 @@ class History:
             past.sample(now, stream.state)
         past.moments.append(Moment(now, what, stream.state.last, details))
 
-    def hear(self, event: Event) -> None:
-        """Listen to the engine: see `streams.engine.events`."""
+    def hear(self, event: CallEvent) -> None:
+        """Something has happened to a call: see `streams.engine.events`."""
         match event:
             case CallDetached():
                 what = _LEFT.get(event.why, "detached")

@@ -394,81 +394,68 @@ class Registry:
             return self.view(found)
         asked = known.get(found.stream)
         if asked is None:
-            return self._of_record(found, None)
+            return self._of_record(found, self.here(found.stream))
         if not isinstance(asked, FollowedStream):  # it was taken over meanwhile
             return self.view(asked)
-        return self._of_record(asked.record, asked)
+        return self._of_asked(asked)
 
     def view(self, stream: Stream) -> CallView:
-        """A stream in memory, as operators see it."""
-        record, state = stream.record, stream.state
-        connection = connection_of(stream)
-        deadline = state.deadline
-        restart = record.restart
-        is_live = state.outcome is Outcome.LIVE
+        """A stream in memory, as operators see it: its record knows less of what has happened."""
+        state, delivery, deadline = stream.state, stream.delivery, stream.state.deadline
         live: State = "asking" if state.questions else "running"
-        return CallView(
-            id=stream.id[:SHOWN_LETTERS],
-            number=stream.number,
-            tool=_tool_of(record),
-            principal=record.principal[:NAME_LETTERS_MAX],
-            state=live if is_live else _ended(state.outcome, has_failed=state.has_failed),
-            began_at=record.created_at,
+        return msgspec.structs.replace(
+            self._of_record(stream.record, stream),
+            state=_state(state.outcome, live, has_failed=state.has_failed),
             ended_at=state.ended_at or None,
             numbered=state.last,
             durable=state.durable,
             handed=state.handed,
-            written=None if stream.delivery is None else max(0, stream.delivery.written),
+            written=None if delivery is None else max(0, delivery.written),
             delivered=state.delivered,
             pending=0 if state.is_tombstone else state.last - state.delivered,
             pending_bytes=None if state.unmeasured else state.kept_bytes,
-            questions=tuple(map(_question, state.questions.items())),
-            transport="" if connection is None else connection.transport,
-            connection=None if connection is None else connection.number,
             expires_at=None if deadline is None else wall() + deadline - trio.current_time(),
             is_in_memory=True,
-            owner=record.owner,
-            client_is_elsewhere=isinstance(stream.delivery, RemoteFollower)
-            and state.idle_since is None,
-            restarts=None if restart is None else restart.attempts,
+            client_is_elsewhere=isinstance(delivery, RemoteFollower) and state.idle_since is None,
         )
 
-    def _of_record(self, record: Record, asked: FollowedStream | None) -> CallView:
-        """A call of the journal; `asked` is its stream as another replica has just told it."""
-        stream: Stream | None = asked
-        if stream is None and self._engine is not None:
-            stream = self._engine.here(record.stream)
+    def _of_asked(self, asked: FollowedStream) -> CallView:
+        """A call as another replica has just told it."""
+        found, state = self._of_record(asked.record, asked), asked.state
+        is_unknown = found.client_is_elsewhere is None
+        return msgspec.structs.replace(
+            found,
+            numbered=state.durable,
+            durable=state.durable,
+            handed=state.handed,
+            delivered=state.delivered,
+            pending=0 if asked.record.outcome.is_tombstone else state.durable - state.delivered,
+            client_is_elsewhere=is_unknown and asked.has_client,
+        )
+
+    def _of_record(self, record: Record, stream: Stream | None) -> CallView:
+        """A call as its record has it. `stream` is the one of this process, if there is one."""
         connection = None if stream is None else connection_of(stream)
         questions = () if stream is None else tuple(map(_question, stream.state.questions.items()))
         live: State = "running" if self._is_served or record.owner else "stopped"
         if questions and live == "running":
             live = "asking"
         has_failed = 0 < record.last == record.last_error
-        restart = record.restart
-        last, delivered = record.last, record.acked
-        handed = record.last if record.is_read else record.acked
-        if asked is not None:
-            state = asked.state
-            last, handed, delivered = state.durable, state.handed, state.delivered
-        client_is_elsewhere: bool | None = False
-        if connection is None and record.owner and record.outcome is Outcome.LIVE:
-            client_is_elsewhere = None if asked is None else asked.has_client
+        is_owned = bool(record.owner) and record.outcome is Outcome.LIVE
         return CallView(
             id=record.stream[:SHOWN_LETTERS],
             number=record.number,
             tool=_tool_of(record),
             principal=record.principal[:NAME_LETTERS_MAX],
-            state=live
-            if record.outcome is Outcome.LIVE
-            else _ended(record.outcome, has_failed=has_failed),
+            state=_state(record.outcome, live, has_failed=has_failed),
             began_at=record.created_at,
             ended_at=record.ended_at or None,
-            numbered=last,
-            durable=last,
-            handed=handed,
+            numbered=record.last,
+            durable=record.last,
+            handed=record.last if record.is_read else record.acked,
             written=None,
-            delivered=delivered,
-            pending=0 if record.outcome.is_tombstone else last - delivered,
+            delivered=record.acked,
+            pending=0 if record.outcome.is_tombstone else record.last - record.acked,
             pending_bytes=None,
             questions=questions,
             transport="" if connection is None else connection.transport,
@@ -476,8 +463,8 @@ class Registry:
             expires_at=record.due_at,
             is_in_memory=False,
             owner=record.owner,
-            client_is_elsewhere=client_is_elsewhere,
-            restarts=None if restart is None else restart.attempts,
+            client_is_elsewhere=None if connection is None and is_owned else False,
+            restarts=None if record.restart is None else record.restart.attempts,
         )
 
 
@@ -504,8 +491,10 @@ _STATES: Final[dict[Outcome, State]] = {
 }
 
 
-def _ended(outcome: Outcome, *, has_failed: bool) -> State:
-    """The state of a call that has ended: one whose result says `isError` has failed."""
+def _state(outcome: Outcome, live: State, *, has_failed: bool) -> State:
+    """The state of a call. One whose result says `isError` has failed."""
+    if outcome is Outcome.LIVE:
+        return live
     return "failed" if outcome.is_end and has_failed else _STATES[outcome]
 
 

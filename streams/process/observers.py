@@ -12,7 +12,7 @@ from streams.admin.endpoint import Route
 from streams.admin.gate import TokenGate
 from streams.admin.metrics import metrics_route
 from streams.admin.page.routes import LivePage
-from streams.engine.events import Events
+from streams.engine.events import CALL_KINDS, Events
 from streams.observe.history import History
 from streams.observe.observer import renderer_of
 from streams.observe.registry import Registry
@@ -39,7 +39,7 @@ class Observers:
             self.tallies = Tallies(are_names_ours=not isinstance(server, Hosted))
             self.tallies.listen_to(self.events)
             self.history = History(self.tallies)
-            self.events.listen(self.history.hear)
+            self.events.listen(self.history.hear, CALL_KINDS)
 
     def watch(
         self, running: RunningServer, registry: Registry, nursery: trio.Nursery
@@ -58,7 +58,7 @@ class Observers:
         if self.history is None:
             return ()
         page = LivePage(registry, self.history, gate, Changes(registry, running.engine))
-        self.events.listen(page.hear)
+        self.events.listen(page.hear, CALL_KINDS)
         nursery.start_soon(self.history.run, registry.live)
         return page.routes
 

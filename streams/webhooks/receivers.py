@@ -55,9 +55,7 @@ class Receivers:
         """The parts of a URL. Raises `ValueError` where it can be none of a receiver."""
         if len(url) > URL_LETTERS_MAX or not _PRINTABLE.fullmatch(url):
             raise ValueError(f"write a URL of at most {URL_LETTERS_MAX} ASCII characters")
-        parts = urlsplit(url)
-        if parts.scheme not in _PORTS or not parts.hostname:
-            raise ValueError("write a URL such as https://HOST/PATH")
+        parts = _parts(url)
         if parts.scheme == "http" and not self.is_private_allowed:
             raise ValueError("write https: http is for private networks (--webhook-private)")
         if "@" in parts.netloc or "\\" in url or parts.fragment:
@@ -65,7 +63,7 @@ class Receivers:
         if ".." in unquote(parts.path).replace("\\", "/").split("/"):
             raise ValueError("write a path without ..")
         parts.port  # noqa: B018 (raises ValueError for a port that is no number)
-        parts.hostname.encode("idna")  # raises UnicodeError, which is a ValueError
+        (parts.hostname or "").encode("idna")  # raises UnicodeError, which is a ValueError
         return parts
 
     def allow(self, url: str) -> bool:
@@ -129,7 +127,7 @@ def _parts(url: str) -> SplitResult:
     """Raises `ValueError` where it is no URL of a receiver at all."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or not parts.hostname:
-        raise ValueError("no URL such as https://HOST/PATH")
+        raise ValueError("write a URL such as https://HOST/PATH")
     return parts
 
 

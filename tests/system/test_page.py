@@ -115,7 +115,8 @@ def peer_of(server: ServerProcess, kind: str = "ws-streams") -> Peer:
 
 
 # Complaints of a browser about a server that is gone, and about one that starts.
-LOST: Final = ("net::ERR_", "[object Event]", "status of 404")
+# While the next server starts, it answers with 503.
+LOST: Final = ("net::ERR_", "[object Event]", "status of 404", "status of 503")
 
 
 class Seen:

@@ -35,9 +35,9 @@ from streams.admin.page.layout import (
     trouble,
 )
 from streams.admin.page.questions import answer_of
-from streams.admin.sse import HEADERS, Send, while_connected
+from streams.admin.sse import HEADERS, Responses, while_connected
 from streams.clock import worked
-from streams.engine.events import Event
+from streams.engine.events import CallEvent
 from streams.errors import Missing
 from streams.exchange import Headers, HttpError, Request, Responder
 from streams.keys import SHOWN_LETTERS
@@ -77,11 +77,11 @@ class LivePage:
         self._visitors = Visitors(gate, _CHANGES)
         gate.proofs.append(self._visitors.is_operator)
         self._has_news = trio.Event()
-        self._live = 0
+        self._live = Responses(LIVE_MAX, "pages", EVENTS)
 
-    def hear(self, event: Event) -> None:
-        """Listen to the engine: what is shown may have changed."""
-        if self._live:
+    def hear(self, _: CallEvent) -> None:
+        """Something has happened to a call: what is shown may have changed."""
+        if self._live.open:
             self._has_news.set()
 
     @property
@@ -196,36 +196,28 @@ class LivePage:
 
     async def _update(self, request: Request, responder: Responder, view: View) -> None:
         """Send what changes until the browser leaves, or its cookie is void."""
-        if request.method == "HEAD":
-            await responder.respond(200, EVENTS)
-            return
-        if self._live >= LIVE_MAX:
-            raise HttpError(503, f"{LIVE_MAX} pages are open: close one.")
-        self._live += 1
-        try:
-            first = f"retry: {RETRY_MS}\n\n".encode()
-            async with while_connected(responder, EVENTS, first) as send:
-                await self._send_updates(request, send, view)
-        finally:
-            self._live -= 1
+        respond = partial(self._send_updates, request, responder, view)
+        await self._live.answer(request, responder, respond)
 
-    async def _send_updates(self, request: Request, send: Send, view: View) -> None:
+    async def _send_updates(self, request: Request, responder: Responder, view: View) -> None:
         updates = Updates()
-        while self._gate.has_token(request) or self._visitors.is_operator(request):
-            self._has_news = trio.Event()
-            spent_s = worked()
-            try:
-                with journal_errors():
-                    parts = await view()
-            except HttpError as error:
-                html = updates.lacking([trouble(error.refusal.message)])
-            else:
-                html = updates.lacking([trouble(), *parts])
-            spent_s = worked() - spent_s
-            await send(_event(html))
-            await trio.sleep(max(SOON_S, self._live * spent_s / SHARE_MAX))
-            with trio.move_on_after(UPDATE_S):
-                await self._has_news.wait()
+        first = f"retry: {RETRY_MS}\n\n".encode()
+        async with while_connected(responder, EVENTS, first) as send:
+            while self._gate.has_token(request) or self._visitors.is_operator(request):
+                self._has_news = trio.Event()
+                spent_s = worked()
+                try:
+                    with journal_errors():
+                        parts = await view()
+                except HttpError as error:
+                    html = updates.lacking([trouble(error.refusal.message)])
+                else:
+                    html = updates.lacking([trouble(), *parts])
+                spent_s = worked() - spent_s
+                await send(_event(html))
+                await trio.sleep(max(SOON_S, self._live.open * spent_s / SHARE_MAX))
+                with trio.move_on_after(UPDATE_S):
+                    await self._has_news.wait()
 
     # Forms
 

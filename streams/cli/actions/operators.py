@@ -16,8 +16,9 @@ from rich.text import Text
 from streams import logs
 from streams.cli.actions.admin_client import AdminClient, CannotAsk
 from streams.cli.actions.output import as_json_text, harmless, print_aligned, say
-from streams.cli.actions.sources import CannotLook, Source, Where, source_now, source_of
+from streams.cli.actions.sources import CannotLook, Source, source_now, source_of
 from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, GONE, USAGE, complain, nearest
+from streams.cli.operator_options import Output, Where
 from streams.clock import lasting, utc, wall
 from streams.errors import first_of
 from streams.observe.calls import principal_word
@@ -32,14 +33,6 @@ LISTED_AT_ONCE: Final = 500  # of a journal that is counted
 TAILED_CALLS: Final = 200  # the newest calls, whose changes are told
 MESSAGES_AT_ONCE: Final = 500
 ENDED_EVERY_S: Final = 0.25
-
-
-class How(msgspec.Struct, frozen=True):
-    """How a command shows what it finds."""
-
-    watch: bool = False
-    every_s: float = 1.0
-    json: bool = False
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -66,34 +59,34 @@ Look = Callable[[Source], Awaitable[Any]]
 Draw = Callable[[Any], RenderableType]
 
 
-def ls(where: Where, asked: Asked, how: How) -> int:
+def ls(where: Where, asked: Asked, output: Output) -> int:
     """List calls; return the exit code."""
 
     async def look(source: Source) -> Page:
         return await calls_of(source, asked.wanted, asked.limit)
 
-    return _run(where, partial(_shown, look=look, draw=table_of, how=how))
+    return _run(where, partial(_shown, look=look, draw=table_of, output=output))
 
 
-def show(where: Where, prefix: str, how: How) -> int:
+def show(where: Where, prefix: str, output: Output) -> int:
     """Show one call; return the exit code."""
 
     async def look(source: Source) -> CallDetail:
         return await source.call(prefix)
 
-    return _run(where, partial(_shown, look=look, draw=card_of, how=how))
+    return _run(where, partial(_shown, look=look, draw=card_of, output=output))
 
 
-def stats(where: Where, how: How) -> int:
+def stats(where: Where, output: Output) -> int:
     """Count what lives; return the exit code."""
-    return _run(where, partial(_shown, look=_counted, draw=counts_of, how=how))
+    return _run(where, partial(_shown, look=_counted, draw=counts_of, output=output))
 
 
-def tail(where: Where, prefix: str | None, lines: int, how: How) -> int:
+def tail(where: Where, prefix: str | None, lines: int, output: Output) -> int:
     """Print messages of a call, or changes of all calls, as they come; return the exit code."""
     if prefix is None:
-        return _run(where, partial(_tail_all, how=how))
-    return _run(where, partial(_tail_call, prefix=prefix, lines=lines, how=how))
+        return _run(where, partial(_tail_all, output=output))
+    return _run(where, partial(_tail_call, prefix=prefix, lines=lines, output=output))
 
 
 def cancel(where: Where, prefix: str, *, as_json: bool) -> int:
@@ -187,9 +180,9 @@ class _Again:
     The first look fails where nothing answers; a later one waits for the next server.
     """
 
-    def __init__(self, source: Source, how: How) -> None:
+    def __init__(self, source: Source, output: Output) -> None:
         self.source = source
-        self._how = how
+        self._output = output
         self._has_looked = self._is_away = False
 
     async def look(self, look: Callable[[Source], Awaitable[_T]]) -> _T:
@@ -205,7 +198,7 @@ class _Again:
                 if not self._is_away:
                     say(f"{error} Looking again until Ctrl-C.")
                 self._is_away = True
-                await trio.sleep(self._how.every_s)
+                await trio.sleep(self._output.every)
             else:
                 if self._is_away:
                     say(f"{self.source.name} answers again.")
@@ -213,27 +206,27 @@ class _Again:
                 return found
 
 
-async def _shown(source: Source, *, look: Look, draw: Draw, how: How) -> int:
-    again = _Again(source, how)
-    if not how.watch:
+async def _shown(source: Source, *, look: Look, draw: Draw, output: Output) -> int:
+    again = _Again(source, output)
+    if not output.watch:
         found = await look(source)
-        _print(found, draw, how)
-        if isinstance(found, Page) and not (how.json or sys.stdout.isatty()) and found.before:
+        _print(found, draw, output)
+        if isinstance(found, Page) and not (output.json or sys.stdout.isatty()) and found.before:
             say(_more(found))
-    elif how.json or not sys.stdout.isatty():
+    elif output.json or not sys.stdout.isatty():
         while True:
-            _print(await again.look(look), draw, how)
-            await trio.sleep(how.every_s)
+            _print(await again.look(look), draw, output)
+            await trio.sleep(output.every)
     else:
         with Live(console=_console(), screen=True, auto_refresh=False) as live:
             while True:
                 live.update(draw(await again.look(look)), refresh=True)
-                await trio.sleep(how.every_s)
+                await trio.sleep(output.every)
     return DONE
 
 
-def _print(found: Any, draw: Draw, how: How) -> None:
-    if how.json:
+def _print(found: Any, draw: Draw, output: Output) -> None:
+    if output.json:
         print(as_json_text(found), flush=True)
         return
     drawn = draw(found)
@@ -457,10 +450,10 @@ _AS_TEXT: Final[Mapping[str, Callable[[Any], str]]] = {"pid": str, "startedAt": 
 # tail
 
 
-async def _tail_call(source: Source, *, prefix: str, lines: int, how: How) -> int:
-    again = _Again(source, how)
+async def _tail_call(source: Source, *, prefix: str, lines: int, output: Output) -> int:
+    again = _Again(source, output)
     call = await again.look(lambda source: source.call(prefix))
-    following = _Following(again, call, max(0, call.durable - lines), how)
+    following = _Following(again, call, max(0, call.durable - lines), output)
     is_stopped = call.state == "stopped"
     has_run = not is_stopped
     while True:
@@ -468,7 +461,7 @@ async def _tail_call(source: Source, *, prefix: str, lines: int, how: How) -> in
         waits = call.state in LIVE_STATES and has_run
         if not waits and call.durable >= call.numbered:
             break
-        await trio.sleep(how.every_s)
+        await trio.sleep(output.every)
         # Looked at before its messages: those of a call that has ended are all there then.
         try:
             call = await again.look(partial(_call, id=call.id))
@@ -491,8 +484,8 @@ async def _call(source: Source, *, id: str) -> CallDetail:
 class _Following:
     """The messages of one call, printed in order; gaps are told."""
 
-    def __init__(self, again: _Again, call: CallDetail, after: int, how: How) -> None:
-        self._again, self._id, self._after, self._how = again, call.id, after, how
+    def __init__(self, again: _Again, call: CallDetail, after: int, output: Output) -> None:
+        self._again, self._id, self._after, self._output = again, call.id, after, output
 
     async def read_on(self) -> None:
         """Print all that is there."""
@@ -502,7 +495,7 @@ class _Following:
             )
             for each in found.messages:
                 self._tell_gap(each.seq - 1)
-                _print_message(each, self._how)
+                _print_message(each, self._output)
                 self._after = each.seq
             if found.after is None:
                 self._tell_gap(found.gone)
@@ -513,7 +506,7 @@ class _Following:
         first = self._after + 1
         if last < first:
             return
-        if self._how.json:
+        if self._output.json:
             print(as_json_text({"missing": {"from": first, "to": last}}), flush=True)
         else:
             which = f"{first}" if first == last else f"{first} to {last}"
@@ -521,31 +514,31 @@ class _Following:
         self._after = last
 
 
-def _print_message(message: MessageView, how: How) -> None:
-    if how.json:
+def _print_message(message: MessageView, output: Output) -> None:
+    if output.json:
         print(as_json_text(message), flush=True)
     else:
         print(f"{message.seq:>7}  {message.kind:<12}  {safe(message.text)}", flush=True)
 
 
-async def _tail_all(source: Source, *, how: How) -> int:
+async def _tail_all(source: Source, *, output: Output) -> int:
     """Print a line for each change of a call, for ever."""
     known: dict[str, tuple[State, bool]] | None = None
-    again = _Again(source, how)
+    again = _Again(source, output)
     while True:
         page = await again.look(lambda source: source.calls(None, TAILED_CALLS, ALL))
         now = {call.id: (call.state, call.is_attached) for call in page.calls}
         for call in reversed(page.calls):
             if known is not None and known.get(call.id) != now[call.id]:
-                _print_change(call, known.get(call.id), how)
+                _print_change(call, known.get(call.id), output)
         if known is None:
             say(f"{len(now):,} calls are there. Their changes from now on:")
         known = now
-        await trio.sleep(how.every_s)
+        await trio.sleep(output.every)
 
 
-def _print_change(call: CallView, before: tuple[str, bool] | None, how: How) -> None:
-    if how.json:
+def _print_change(call: CallView, before: tuple[str, bool] | None, output: Output) -> None:
+    if output.json:
         print(as_json_text(call), flush=True)
         return
     if before is None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-import msgspec
-
 from streams.admin.tokens import TokenUnusable, path_for, read_token
 from streams.cli.actions.admin_client import TOKEN_VARIABLE, UNIX, AdminClient, CannotAsk, is_socket
+from streams.cli.operator_options import Where
 from streams.errors import JournalError
 from streams.journal.addresses import is_url, without_secrets
 from streams.journal.ownership import operators_path, owner_of
@@ -32,14 +31,6 @@ SERVERS_SHOWN: Final = 20
 
 class CannotLook(Exception):
     """The place cannot be looked at. The message says what to do."""
-
-
-class Where(msgspec.Struct, frozen=True):
-    """The place that the user has named: a server's URL, or a journal."""
-
-    admin: str | None = None
-    journal: str | None = None
-    token_file: Path | None = None
 
 
 class Source(Protocol):

@@ -463,7 +463,7 @@ class RedisJournal:
         lock = self._locks.setdefault(name, trio.StrictFIFOLock())
         try:
             async with lock:  # tasks of this replica wait here, without asking the store
-                holder = new_name()
+                holder = f"{self.replica}.{new_name()}"
                 try:
                     await self._have_turn(name, holder)
                     self._turns[name] = holder

@@ -568,12 +568,17 @@ local function receive(keys, args)
   return call('XRANGE', inbox, '-', '+', 'COUNT', args[2])
 end
 
--- A turn: its name, the holder, milliseconds. Answers whether the holder has it.
+-- A turn: its name, the holder, milliseconds. Answers whether the holder has it. A holder is a name
+-- behind that of its replica. One whose replica is gone has lost its turn.
 local function turn(keys, args)
-  local key = prefix_of(keys) .. 't:' .. args[1]
+  local p = prefix_of(keys)
+  local key = p .. 't:' .. args[1]
   local holder = call('GET', key)
   if holder and holder ~= args[2] then
-    return 0
+    local replica = string.match(holder, '^(.+)%.')
+    if not (replica and is_gone(p, replica)) then
+      return 0
+    end
   end
   call('SET', key, args[2], 'PX', args[3])
   return 1

@@ -520,10 +520,11 @@ class Peer:
     async def gone(self) -> None:
         await self._has_left.wait()
 
-    async def until(self, words: str) -> None:
+    async def until(self, words: str) -> str:
         while words.encode() not in self.sent:
             await self.changed.wait()
-        self.sent = b""
+        sent, self.sent = self.sent.decode(), b""
+        return sent
 
     def leave(self) -> None:
         self._has_left.set()
@@ -576,9 +577,11 @@ async def test_updates_go_on_when_the_journal_is_back(
     nursery.start_soon(endpoint, asked_for, peer)
     await peer.until("running")
     registry.failure = Unavailable("the disk is slow")
-    await peer.until("The journal cannot be read: the disk is slow.")
+    failed = await peer.until("The journal cannot be read: the disk is slow.")
+    assert "running" not in failed, "only the trouble is new"
     registry.failure, registry.shown = None, call(state="completed")
-    await peer.until("completed")
+    back = await peer.until("completed")
+    assert re.search(r'<p id="trouble"[^>]* hidden[^>]*></p>', back), "the trouble is over"
     registry.failure = NoSuchCall("It is forgotten.")
     await peer.until("It is forgotten.")
     peer.leave()

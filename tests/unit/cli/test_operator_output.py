@@ -10,7 +10,7 @@ from rich.console import Console
 
 from streams.cli.actions import operators, sources
 from streams.cli.actions.admin_client import AdminClient, CannotAsk
-from streams.cli.actions.operators import How
+from streams.cli.operator_options import Output
 from streams.clock import wall
 from streams.observe.details import CallDetail, MessagesFound
 from streams.observe.lines import view
@@ -18,7 +18,7 @@ from streams.observe.registry import CallView, Page, State, Wanted
 
 ANONYMOUS = "session(5db3ea08a4f34f6f9d0a5db3ea08a4f34f6f9d0a5db3ea08a4f34f6f9d0a12)"
 RESULT = b'{"jsonrpc":"2.0","id":1,"result":{}}\n'
-AT_ONCE = How(every_s=0)
+AT_ONCE = Output(every=0)
 
 
 def a_call(*, state: State = "running", last: int = 0, number: int = 1) -> CallDetail:
@@ -80,8 +80,8 @@ def found(*seqs: int, gone: int = 0, after: int | None = None) -> MessagesFound:
     return MessagesFound(tuple(view(seq, RESULT) for seq in seqs), after, gone)
 
 
-async def tailed(source: sources.Source, how: How = AT_ONCE, lines: int = 0) -> int:
-    return await operators._tail_call(source, prefix="WCV", lines=lines, how=how)
+async def tailed(source: sources.Source, output: Output = AT_ONCE, lines: int = 0) -> int:
+    return await operators._tail_call(source, prefix="WCV", lines=lines, output=output)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -120,7 +120,7 @@ async def test_a_tail_tells_the_end_of_a_call_whose_result_is_gone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     source = Scripted([a_call(last=2), a_call(state="failed", last=3)], [found(), found(gone=3)])
-    assert await tailed(source, How(every_s=0, json=True)) == 0
+    assert await tailed(source, Output(every=0, json=True)) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == {"missing": {"from": 3, "to": 3}}
     assert "The call is failed" in err

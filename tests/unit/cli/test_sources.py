@@ -6,7 +6,8 @@ import pytest
 
 from streams.admin.tokens import kept_token, path_for
 from streams.cli.actions import sources
-from streams.cli.actions.sources import TOKEN_VARIABLE, CannotLook, Where, source_of
+from streams.cli.actions.sources import TOKEN_VARIABLE, CannotLook, source_of
+from streams.cli.operator_options import Where
 from streams.process import state
 
 

@@ -9,6 +9,8 @@ from trio.testing import MockClock
 
 from streams import Call, Server
 from streams.engine.events import (
+    CALL_KINDS,
+    KINDS,
     CallAnswered,
     CallAsked,
     CallBegan,
@@ -84,6 +86,11 @@ async def test_events_know_whether_anything_listens() -> None:
     assert events.is_heard
     events.unlisten(seen.append)
     assert not events.is_heard
+
+
+def test_the_kinds_of_calls_have_the_stream_of_theirs() -> None:
+    of_streams = {each for each in KINDS if "stream" in each.__struct_fields__}
+    assert set(CALL_KINDS) == of_streams
 
 
 async def test_a_call_begins_and_ends(heard: Heard, server: Server) -> None:

@@ -60,9 +60,13 @@ def test_a_body_that_is_no_text_is_rejected() -> None:
 
 def test_receivers_can_change_from_one_secret_to_the_other() -> None:
     headers = Signer([SECRET, OTHER_SECRET]).headers("msg_1", wall(), BODY)
-    for secret in (SECRET, OTHER_SECRET):
-        Webhook(secret).verify(BODY, headers)
-        Signer([OTHER_SECRET, SECRET]).verify(signed(secret=secret), BODY)
+    both = Signer([OTHER_SECRET, SECRET])
+    for secret, other in ((SECRET, OTHER_SECRET), (OTHER_SECRET, SECRET)):
+        assert Webhook(secret).verify(BODY, headers)["type"] == "call.completed"
+        both.verify(signed(secret=secret), BODY)
+        with pytest.raises(Forged):
+            Signer([other]).verify(signed(secret=secret), BODY)
+    assert len(headers["webhook-signature"].split()) == 2
 
 
 def test_a_made_secret_is_private_and_stays(tmp_path: Path) -> None:

@@ -177,6 +177,21 @@ async def test_renewals_begin_no_turn_again_that_has_ended(server: Server) -> No
         assert server.ask("EXISTS", f"{PREFIX}t:held") == NO
 
 
+async def test_a_turn_passes_when_the_streams_of_its_replica_are_claimed(server: Server) -> None:
+    """A client waits for it, whose call had just begun when the replica died."""
+    async with (
+        open_redis_journal(server.url, lease_s=300.0) as one,
+        open_redis_journal(server.url, lease_s=300.0) as two,
+    ):
+        held = one.turn(b"held")
+        await held.__aenter__()
+        assert await two.claim(one.replica) == []
+        with trio.fail_after(PATIENCE_S):  # far less than the lease
+            async with two.turn(b"held"):
+                await held.__aexit__(None, None, None)
+                assert server.ask("EXISTS", f"{PREFIX}t:held") == YES, "it is the other one's"
+
+
 async def test_replicas_that_are_gone_are_not_among_those_that_live(server: Server) -> None:
     async with open_redis_journal(server.url) as one, open_redis_journal(server.url) as two:
         name = one.replica
