@@ -115,7 +115,7 @@ def parse_address(address: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or "/" in address:
         raise CannotServe(f"{address}: write HOST:PORT, such as 127.0.0.1:8765.")
     if int(port) > PORT_MAX:
-        raise CannotServe(f"{address}: ports end at {PORT_MAX}.")
+        raise CannotServe(f"{address}: write HOST:PORT with a port of up to {PORT_MAX}.")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -68,5 +68,5 @@ def test_a_framework_lists_and_calls_the_tools(
     )
     assert done.returncode == 0, done.stderr
     tools, called = json.loads(done.stdout.splitlines()[-1])
-    assert set(tools) == {"count", "wait", "flood", "in_asyncio"}
+    assert set(tools) == {"count", "wait", "flood", "in_asyncio", "held"}
     assert called == result

@@ -358,8 +358,8 @@ def test_nothing_moves_when_values_change(size: str, tab: Tab, serve: Serve) -> 
     with peer_of(server) as peer:
         call = start(peer, "build", n=300, every_s=0.02)
         for path in ("/", f"/calls/{call.stream[:12]}"):
+            tab.resize(SIZES[size])  # first: it moves everything
             tab.open(f"{url}{path}")
-            tab.resize(SIZES[size])
             tab.wait_for(IS_LIVE)
             if path == "/":
                 tab.wait_for(row(call))

@@ -62,7 +62,7 @@ def test_an_app_that_raises_is_told_where(tmp_path: Path, source: str, why: str)
     ("option", "value", "why"),
     [
         ("--ws", "8765", "write HOST:PORT"),
-        ("--ws", "127.0.0.1:65536", "write HOST:PORT"),
+        ("--ws", "127.0.0.1:65536", "a port of up to 65535"),
         ("--ws", "0.0.0.0:0", "--insecure-anonymous"),
         ("--limit", "streams=1", "unknown streams; known are unsent_entries_max"),
         ("--limit", "streams_max=many", "streams_max"),

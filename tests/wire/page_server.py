@@ -86,6 +86,10 @@ class PageServer:
         self._waiting: list[Callable[[], None]] = []
         self._paged = ""
 
+    def sent(self, stream: str) -> int:
+        """How many messages of this stream were sent."""
+        return self._streams[stream].sent
+
     def methods(self) -> list[str]:
         return [message.get("method", "") for message in self.asked]
 

@@ -113,8 +113,9 @@ async def test_a_ticket_without_a_token_leads_back(kind: str) -> None:
             standing = await client.poll(tickets[0])
             assert standing == await client.poll(tickets[0].stream)
             assert (standing.stream_id, standing.status) == (tickets[0].stream, "live")
+            unsent = list(range(server.sent(tickets[0].stream) + 1, 5))  # the second may be
             async with client.resume(tickets[0]) as call:
-                assert await read(call) == ([3, 4], "counted 4")
+                assert await read(call) == (unsent, "counted 4")
 
         def by_command() -> None:
             where = (server.urls[kind], str(tickets[1]))
