@@ -183,7 +183,7 @@ def _no_rows(asked: Asked, page: Page) -> Markup:
 
 def _row_now(call: CallView) -> Markup:
     question = call.questions[0].method if call.questions else ""
-    # What a question asks is not shown here, and may be long: the cache must not keep it.
+    # Questions are left out of the kept calls: they may be long.
     return _row(replace(call, questions=()), question, lasting(wall() - call.began_at))
 
 
