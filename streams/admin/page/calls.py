@@ -1,10 +1,12 @@
 """The list of calls: figures of the server, a filter, and a page of the newest calls."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import replace
 
 from streams.admin.endpoint import Number
 from streams.admin.page.charts import sparkline
@@ -24,6 +26,7 @@ from streams.observe.registry import (
 )
 
 ROWS_MAX: Final = 100
+ROWS_KEPT: Final = 256  # rendered
 SPARKS: Final = 120  # points of a small chart
 SHOWN: Final[dict[str, frozenset[State]]] = {
     "": frozenset(),
@@ -163,7 +166,7 @@ def charts(rates: Sequence[Rate]) -> Region:
 
 def rows(asked: Asked, page: Page) -> Region:
     """The calls of a page."""
-    parts = {f"call-{call.id}": _row(call) for call in page.calls}
+    parts = {f"call-{call.id}": _row_now(call) for call in page.calls}
     inside: Sequence[Markup] = list(parts.values()) or [_no_rows(asked, page)]
     return Region("rows", region("tbody", "rows", *inside), parts)
 
@@ -178,8 +181,15 @@ def _no_rows(asked: Asked, page: Page) -> Markup:
     return tag("tr", tag("td", tag("div", told, class_="empty"), colspan=9), class_="none")
 
 
-def _row(call: CallView) -> Markup:
+def _row_now(call: CallView) -> Markup:
     question = call.questions[0].method if call.questions else ""
+    # Questions are left out of the kept calls: they may be long.
+    return _row(replace(call, questions=()), question, lasting(wall() - call.began_at))
+
+
+@lru_cache(ROWS_KEPT)
+def _row(call: CallView, question: str, its_age: str) -> Markup:
+    """A row of the list. It is kept, because most calls of a page change seldom."""
     letters = call.id[:STREAM_LETTERS]
     link = tag("a", letters, href=f"/calls/{call.id}", id=f"link-{call.id}", class_="id")
     return region(
@@ -188,7 +198,7 @@ def _row(call: CallView) -> Markup:
         tag("td", tag("bdi", call.tool), class_="c-tool", title=call.tool),
         tag("td", state(call), class_="c-state"),
         tag("td", link, class_="c-id"),
-        tag("td", age(call.began_at), class_="c-age"),
+        tag("td", age(call.began_at, its_age), class_="c-age"),
         tag("td", call.numbered, class_="c-messages number", data_label="messages"),
         tag("td", pending(call), class_="c-pending number", data_label="pending"),
         tag("td", tag("bdi", question, class_="asks") if question else None, class_="c-question"),
@@ -226,9 +236,9 @@ def state(call: CallView) -> Markup:
     return tag("span", word, class_=f"state {attached}", title=told)
 
 
-def age(since: float) -> Markup:
-    """How long ago a time is; the page's script lets it grow."""
-    return tag("time", lasting(wall() - since), data_since=f"{since:.1f}")
+def age(since: float, now: str | None = None) -> Markup:
+    """How long ago a time is, or was `now`; the page's script lets it grow."""
+    return tag("time", now or lasting(wall() - since), data_since=f"{since:.1f}")
 
 
 def size(count: int) -> str:

@@ -106,14 +106,12 @@ class Updates:
         for each in regions:
             known = self._shown.get(each.id)
             self._shown[each.id] = each
-            if known is not None and _is_same(known.html, each.html):
-                continue
-            if known is None or not each.parts or list(known.parts) != list(each.parts):
+            if known is not None and each.parts and list(known.parts) == list(each.parts):
+                found += [
+                    html for id_, html in each.parts.items() if not _is_same(known.parts[id_], html)
+                ]
+            elif known is None or not _is_same(known.html, each.html):
                 found.append(each.html)
-                continue
-            found += [
-                html for id_, html in each.parts.items() if not _is_same(known.parts[id_], html)
-            ]
         return join(tag("template", each) for each in found)
 
 

@@ -46,7 +46,7 @@ from streams.observe.history import History
 from streams.observe.registry import Registry
 
 UPDATE_S: Final = 0.5  # between two updates where nothing is told to happen
-SOON_S: Final = 0.1  # before one that is due to an event: more events may follow at once
+SOON_S: Final = 0.2  # before one that is due to an event: more events may follow at once
 # All updates together may take this share of a processor: a list of 10,000 calls takes 20 ms.
 SHARE_MAX: Final = 0.05
 RETRY_MS: Final = 400  # a browser whose server is gone asks so often whether it is back
