@@ -27,8 +27,9 @@ Overflow = Literal["block", "fail"]
 """A tool that sends faster than its client reads waits, or fails."""
 
 Durability = Literal["power", "process"]
-LogFormat = Literal["text", "json"]
 """A committed message survives a power failure, or only the end of the process."""
+
+LogFormat = Literal["text", "json"]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

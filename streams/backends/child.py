@@ -25,7 +25,7 @@ from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, refusal
 from streams.exchange import Scopes
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import LEVELS, Message, RequestId
 from streams.protocol.listings import CHANGED, matches
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
@@ -174,7 +174,7 @@ class ChildBackend:
         if not may_rerun:
             raise died.ending.interrupted()
         await stream.run_again()
-        log.info("a call is sent again", tool=tool, stream=stream.id[:8])
+        log.info("a call is sent again", tool=tool, stream=stream.id[:STREAM_LETTERS])
         return conversation
 
     def delivers(self, method: str) -> bool:
@@ -201,7 +201,9 @@ class ChildBackend:
             origin = messages.parse(stream.record.origin)
             params = messages.decode(origin.params, CallTool)
         except (Refusal, ValueError) as error:
-            log.warning("a call cannot be restarted", stream=stream.id[:8], why=str(error))
+            log.warning(
+                "a call cannot be restarted", stream=stream.id[:STREAM_LETTERS], why=str(error)
+            )
             return None
         if restart is None or not self.may_rerun(params.name, None):
             return None

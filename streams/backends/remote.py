@@ -40,7 +40,7 @@ from streams.errors import (
     ServerRefused,
 )
 from streams.exchange import Dialer, Scopes
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import Message, RequestId, sound
 from streams.protocol.extension import EXTENSION
 from streams.protocol.listings import CHANGED, HINTED, TOOLS, matches
@@ -141,7 +141,9 @@ class RemoteBackend:
                 None if rerun.state is None else Ticket.parse(messages.decode(rerun.state, str))
             )
         except ValueError as error:
-            log.warning("a call cannot be resumed", stream=stream.id[:8], why=str(error))
+            log.warning(
+                "a call cannot be resumed", stream=stream.id[:STREAM_LETTERS], why=str(error)
+            )
             return None
         if ticket is None and not self.may_run_again(CALL, params.name):
             return None

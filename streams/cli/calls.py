@@ -149,11 +149,11 @@ def cancel(
         return _with_call("cancel", where, what, how, json)
     from streams.cli.actions import operators
 
-    if admin is not None and journal is not None:
-        return complain(f"--admin {admin} and --journal {journal}: name one place.")
+    at = Where(admin=admin, journal=journal, token_file=how.token_file)
+    if wrong := at.two_places():
+        return complain(wrong)
     if what is not None:
         return complain("An operator names the call alone: mcp-streams cancel STREAM --admin URL.")
-    at = Where(admin=admin, journal=journal, token_file=how.token_file)
     return operators.cancel(at, where, as_json=json)
 
 

@@ -33,6 +33,15 @@ class Where:
     journal: str | None = None
     token_file: Path | None = None
 
+    def two_places(self, named: str | None = None) -> str:
+        """Refuse two places, `named` included: another server than the one that is meant could be
+        ended. "" where one is named at most.
+        """
+        options = {"--admin": self.admin, "--journal": self.journal}
+        given = [named, *(each and f"{option} {each}" for option, each in options.items())]
+        found = [each for each in given if each]
+        return f"{' and '.join(found)}: name one place." if len(found) > 1 else ""
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)

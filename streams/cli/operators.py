@@ -43,7 +43,7 @@ def ls(
     """
     from streams.cli.actions import operators
 
-    wrong = output.wrong or _one_place(where, at)
+    wrong = output.wrong or at.two_places(where)
     if wrong := wrong or ("--limit: write 1 to 1000." if not 0 < limit <= 1000 else ""):
         return complain(wrong)
     asked = operators.Asked(states=state, text=text, limit=limit)
@@ -68,7 +68,7 @@ def show(
     """
     from streams.cli.actions import operators
 
-    if wrong := output.wrong or _misplaced("show", stream, place) or _one_place(None, at):
+    if wrong := output.wrong or _misplaced("show", stream, place) or at.two_places():
         return complain(wrong)
     return operators.show(at, stream, output)
 
@@ -101,7 +101,7 @@ def tail(
 
     output = Output(watch=True, every=every, json=json)
     wrong = output.wrong or _misplaced("tail", stream or "", place)
-    wrong = wrong or _one_place(None, at)
+    wrong = wrong or at.two_places()
     if wrong := wrong or ("--lines: write 0 or more." if lines < 0 else ""):
         return complain(wrong)
     return operators.tail(at, stream, lines, output)
@@ -120,7 +120,7 @@ def stats(
     """
     from streams.cli.actions import operators
 
-    if wrong := output.wrong or _one_place(where, at):
+    if wrong := output.wrong or at.two_places(where):
         return complain(wrong)
     return operators.stats(_at(where, at), output)
 
@@ -153,16 +153,9 @@ def drain(
     from streams.cli.actions import operators
 
     wrong = "--grace: write seconds, 0 or more." if grace is not None and not grace >= 0 else ""
-    if wrong := wrong or _one_place(where, at):
+    if wrong := wrong or at.two_places(where):
         return complain(wrong)
     return operators.drain(_at(where, at), grace, waits=not no_wait, as_json=json)
-
-
-def _one_place(where: str | None, at: Where) -> str:
-    """Refuse two places: `drain` must not end another server than the one that is meant."""
-    named = [where, at.admin and f"--admin {at.admin}", at.journal and f"--journal {at.journal}"]
-    given = [each for each in named if each]
-    return f"{' and '.join(given)}: name one place." if len(given) > 1 else ""
 
 
 def _misplaced(command: str, stream: str, place: str | None) -> str:

@@ -39,7 +39,7 @@ from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
 from streams.keys import new_request_id
 from streams.limits import MIB
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import dialects, extension
 from streams.protocol.clients import ClientInfo
@@ -987,7 +987,9 @@ class Connection:
         elif delivery.missing[0] != position:
             delivery.missing = position, trio.current_time()
         elif trio.current_time() - delivery.missing[1] > MISSING_LEASES * self._journal.lease_s:
-            log.warning("the store lacks lines", stream=record.stream[:8], why=str(gap))
+            log.warning(
+                "the store lacks lines", stream=record.stream[:STREAM_LETTERS], why=str(gap)
+            )
             _tell_gap(delivery, gap.last + 1)
             return
         raise Unavailable(str(gap)) from gap

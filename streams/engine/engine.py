@@ -36,6 +36,7 @@ from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record, Restart
 from streams.keys import Keyring, new_stream_id
 from streams.limits import STORE_RETRY_S, Limits, Overflow
+from streams.logs import STREAM_LETTERS
 from streams.messages import Message, RequestId
 from streams.protocol.extension import Mark
 
@@ -285,7 +286,7 @@ class Engine:
             failure = refused
         except BaseException as error:
             await let_pass(error)
-            log_failure("a handler failed", error, stream=stream.id[:8])
+            log_failure("a handler failed", error, stream=stream.id[:STREAM_LETTERS])
         if stream.state.outcome is Outcome.LIVE and not (final is None and stream.is_suspended):
             if final is None:
                 stream.fail(failure or Refusal(INTERNAL_ERROR, "The server failed: see its log."))

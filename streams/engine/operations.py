@@ -19,7 +19,7 @@ from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
 from streams.engine.posts import Acked, Taker, Touched
-from streams.engine.sessions import EventId, HttpSession, name_in, seq_in
+from streams.engine.sessions import EventId, HttpSession, parts_of
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
 from streams.errors import (
@@ -36,7 +36,7 @@ from streams.exchange import authenticated, is_anonymous
 from streams.journal.contract import Journal
 from streams.journal.records import Record
 from streams.keys import Keyring, name_of, place_of
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import Kind, Message, RequestId, Run
 from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
@@ -424,7 +424,7 @@ class Operations:
         """
         if self._cache.is_leaving:
             raise StoreAway("this replica ends: others have its calls")
-        name = name_in(event_id)
+        name, seq = parts_of(event_id)
         if name.hex() in session.streams:
             stream = await self._cache.named(name)
         else:
@@ -433,7 +433,7 @@ class Operations:
             # Another replica may have granted the response.
             grants = await self._journal.grants(stream.id)
             self._streams.sessions.load(stream, grants)
-            _check_confirmed(stream, seq_in(event_id))
+            _check_confirmed(stream, seq)
 
     def has_more(self, session: Session, event: EventId) -> bool:
         """Whether anything follows, or will follow, this event.
@@ -567,7 +567,9 @@ class Operations:
         if may_ack and replicas is not None:  # another replica may serve the client
             replicas.post(stream_id, Acked(seq, session.name))
         else:
-            log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
+            log.info(
+                "an ack that does not count was dropped", stream=stream_id[:STREAM_LETTERS], seq=seq
+            )
 
     def answer(self, session: Session, message: Message) -> None:
         """A client answers a request of the server. The first answer counts."""
@@ -583,7 +585,9 @@ class Operations:
         is_theirs = stream.record.principal == session.principal
         if not is_theirs and not stream.may_answer(answer, session.name):
             if not stream.pass_answer(session.name, message):
-                log.warning("an answer of another client was dropped", stream=stream.id[:8])
+                log.warning(
+                    "an answer of another client was dropped", stream=stream.id[:STREAM_LETTERS]
+                )
             return
         # Removed now, before the handler wakes up: a second answer may be in the same batch.
         del self._answers[request_id], stream.state.questions[request_id]

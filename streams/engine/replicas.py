@@ -38,7 +38,7 @@ from streams.journal.contract import Journal, News, Post
 from streams.journal.records import Outcome, Record, Restore
 from streams.keys import Keyring
 from streams.limits import Limits
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 
 # How often the owner of a stream is asked how it is, each half a lease, until that is given up. Two
 # leases pass if the owner dies, and the replica that claims its streams as well.
@@ -472,7 +472,7 @@ class Replicas:
                 if (follower := follower_at(stream, sender, post.number)) is not None:
                     moved(stream, follower, post)
             case posts.Delivered() if not self._counts(stream, sender, post):
-                log.info("an older delivery's proof was dropped", stream=stream.id[:8])
+                log.info("an older delivery's proof was dropped", stream=stream.id[:STREAM_LETTERS])
             case posts.Delivered() if stream.state.is_paged:
                 stream.mark_delivered(post.seq)
             case posts.Delivered():
@@ -507,7 +507,10 @@ class Replicas:
             case posts.Answered():
                 self._streams.answer(stream, messages.parse(post.line), post.session)
             case posts.Stopped() if post.number and not follower_at(stream, sender, post.number):
-                log.info("the cancel of a displaced client was dropped", stream=stream.id[:8])
+                log.info(
+                    "the cancel of a displaced client was dropped",
+                    stream=stream.id[:STREAM_LETTERS],
+                )
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():
@@ -601,10 +604,13 @@ class Replicas:
         if stream is None:
             return ()
         if isinstance(error, _MENDABLE):
-            log.warning("the store has lost changes of a stream", stream=stream_id[:8])
+            log.warning("the store has lost changes of a stream", stream=stream_id[:STREAM_LETTERS])
             return (stream.restoration(),)
         if not self.leases.is_leaving:
-            log.warning("another replica has taken over a call of this one", stream=stream_id[:8])
+            log.warning(
+                "another replica has taken over a call of this one",
+                stream=stream_id[:STREAM_LETTERS],
+            )
         self._streams.lose(stream)
         return ()
 

@@ -582,16 +582,10 @@ class SessionEventIds:
         return self._sessions.grant(self._session, delivery, key)
 
 
-def name_in(event_id: str) -> bytes:
-    """The name (`keys.name_of`) of the stream of an event id; empty for anything else."""
+def parts_of(event_id: str) -> tuple[bytes, int]:
+    """The name (`keys.name_of`) of the stream of an event id, and the seq; else nothing and 0."""
     match = _EVENT_ID.fullmatch(event_id)
-    return bytes.fromhex(match[1]) if match else b""
-
-
-def seq_in(event_id: str) -> int:
-    """The seq of an event id; 0 for anything else."""
-    match = _EVENT_ID.fullmatch(event_id)
-    return int(match[2]) if match else 0
+    return (bytes.fromhex(match[1]), int(match[2])) if match else (b"", 0)
 
 
 def new_session(caller: str | None = None) -> tuple[str, HttpSession]:

@@ -35,7 +35,7 @@ from streams.journal.records import Outcome, Record
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits, Overflow
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import Message, RequestId
 
 # How long the record of a call is kept back. A call that takes longer is worth a commit.
@@ -206,7 +206,9 @@ class Streams:
         answer = self.answers.get(message.id) if isinstance(message.id, str) else None
         if answer is not None and answer.stream is stream:
             if session is not None and not stream.may_answer(answer, session):
-                log.warning("an answer of another client was dropped", stream=stream.id[:8])
+                log.warning(
+                    "an answer of another client was dropped", stream=stream.id[:STREAM_LETTERS]
+                )
                 return
             assert isinstance(message.id, str)
             question = stream.state.questions.pop(message.id, None)
@@ -367,7 +369,7 @@ class Streams:
         if stream.state.is_tombstone:
             self._forget(stream)
         else:
-            log.debug("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
+            log.debug("abandoned", stream=stream.id[:STREAM_LETTERS], max_s=stream.record.max_s)
             self._close(stream, Event.ABANDON)
 
     def _close(self, stream: Stream, event: Event, *, is_told: bool = False) -> None:

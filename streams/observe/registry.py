@@ -119,6 +119,11 @@ class CallView(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
         is_ours = self.is_in_memory or self.is_attached
         return self.state in LIVE_STATES and bool(self.owner) and not is_ours
 
+    @property
+    def is_client_unknown(self) -> bool:
+        """Whether another replica runs it that has not told of its client."""
+        return self.is_elsewhere and self.client_is_elsewhere is None
+
 
 class ConnectionView(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """One open connection; over HTTP, one response. `client` is what the client calls itself."""

@@ -34,7 +34,7 @@ from streams.faults import (
 )
 from streams.forks import Confined
 from streams.keys import new_id
-from streams.logs import log
+from streams.logs import STREAM_LETTERS, log
 from streams.schemas.arguments import Callee
 from streams.schemas.inputs import GivenSchema
 from streams.schemas.workers import Workers
@@ -159,7 +159,9 @@ class Handlers:
                 return None
             arguments = tool.bind(params.given)  # checked when the call began
         except ValueError as error:
-            log.warning("a call cannot be restarted", stream=stream.id[:8], why=str(error))
+            log.warning(
+                "a call cannot be restarted", stream=stream.id[:STREAM_LETTERS], why=str(error)
+            )
             return None
         stream.progress_token = params.meta.progress_token
         stream.overflow = tool.overflow
@@ -244,7 +246,7 @@ class Handlers:
             with self._confined:
                 return await self._run(tool, work, stream)
         except BaseException as error:
-            told = self.failure("a tool", error, tool.name, stream=stream.id[:8])
+            told = self.failure("a tool", error, tool.name, stream=stream.id[:STREAM_LETTERS])
             await let_pass(error)
             return error_result(told)
         finally:

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from streams import keys
 from streams.client import wire
-from streams.engine.sessions import name_in
+from streams.engine.sessions import parts_of
 from streams.keys import Keyring
 from streams.protocol.ticket import Ticket
 
@@ -73,7 +73,7 @@ def _try_page(given: str) -> None:
 def event_id(data: bytes) -> None:
     """An event id is valid with a name in it, or invalid: never half of one."""
     given = data.decode("latin-1")
-    name = name_in(given)
+    name, _ = parts_of(given)
     if name:
         assert len(name) == 16
         assert given.startswith(f"{name.hex()}_")

@@ -105,6 +105,22 @@ def options(port: int, secret_file: Path, *more: str) -> tuple[str, ...]:
     return ("--webhook", url, *secret, "--webhook-private", *more)
 
 
+@contextmanager
+def two_replicas(
+    folder: Path, given: Sequence[str]
+) -> Iterator[tuple[ServerProcess, ServerProcess]]:
+    """Two servers with these options on one store."""
+    one, other = folder / "one", folder / "other"
+    one.mkdir()
+    other.mkdir()
+    with (
+        running("redis", folder / "store", "--appendonly", "yes") as store,
+        ServerProcess(one, store=store.url, options=given) as first,
+        ServerProcess(other, store=store.url, options=given) as second,
+    ):
+        yield first, second
+
+
 def add(server: ServerProcess, times: int = 1) -> None:
     """Make calls to their results."""
     with server.connect("ws-streams") as peer:
@@ -174,16 +190,8 @@ def test_a_call_that_is_killed_with_its_server_is_told_as_failed(
 def test_of_two_replicas_one_sends_an_event_and_another_takes_over(
     tmp_path: Path, port: int, secret_file: Path
 ) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
     secret = ("--secret-file", str(secret_file))
-    given = options(port, secret_file)
-    with (
-        running("redis", tmp_path / "store", "--appendonly", "yes") as store,
-        ServerProcess(one, store=store.url, options=given) as first,
-        ServerProcess(other, store=store.url, options=given) as second,
-    ):
+    with two_replicas(tmp_path, options(port, secret_file)) as (first, second):
         with listening(tmp_path, port, *secret) as receiver:
             for server in (first, second):
                 add(server, 5)
@@ -207,14 +215,8 @@ def test_a_question_whose_client_has_left_is_told_wherever_it_was(
     tmp_path: Path, port: int, secret_file: Path
 ) -> None:
     """It was asked by one replica, and its client left another one."""
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
-    given = options(port, secret_file)
     with (
-        running("redis", tmp_path / "store", "--appendonly", "yes") as store,
-        ServerProcess(one, store=store.url, options=given) as first,
-        ServerProcess(other, store=store.url, options=given) as second,
+        two_replicas(tmp_path, options(port, secret_file)) as (first, second),
         listening(tmp_path, port, "--secret-file", str(secret_file)) as receiver,
     ):
         with first.connect("ws-streams") as peer:

@@ -50,6 +50,15 @@ def progress(exchange: Exchange) -> list[int]:
     return [message.params["progress"] for message in found[:-1]]
 
 
+def begun(exchange: Exchange, count: int) -> tuple[list[int], str]:
+    """The first numbers that a call of `count` reports, and the id of their last event."""
+    last, seen = first_id(exchange), list[int]()
+    while len(seen) < count:
+        event = exchange.next_event()
+        last, seen = str(event.id), [*seen, event.message.params["progress"]]
+    return seen, last
+
+
 def counting(client: MountedClient, rows: int, id: int | str = 1) -> Exchange:
     params = {"name": "count", "arguments": {"rows": rows}, "_meta": {"progressToken": 1}}
     return client.request("tools/call", params, id=id)
@@ -83,10 +92,7 @@ def test_what_the_asgi_server_took_does_not_count_as_delivered(server: AsgiServe
 def test_a_kill_during_the_work_loses_nothing(server: AsgiServer) -> None:
     with opened(server) as client:
         call = counting(client, 300)
-        seen, last = [], first_id(call)
-        while len(seen) < 50:
-            event = call.next_event()
-            last, seen = str(event.id), [*seen, event.message.params["progress"]]
+        seen, last = begun(call, 50)
         server.end(signal.SIGKILL)
         server.start()
         seen += progress(client.get(last).head())

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 from tests.rigs.asgi import AsgiServer, MountedClient
 from tests.wire.process import wait_until
 from tests.wire.rawhttp import Exchange
-from tests.wire.test_asgi import counting, first_id, opened, progress
+from tests.wire.test_asgi import begun, counting, first_id, opened, progress
 
 HOSTS = ("uvicorn", "hypercorn-trio")
 OPEN_METRICS = "application/openmetrics-text;version=1.0.0"
@@ -103,10 +103,7 @@ def test_a_call_that_runs_may_end_within_the_grace(server: AsgiServer, tmp_path:
 def test_a_grace_does_not_wait_for_calls_that_a_restart_continues(server: AsgiServer) -> None:
     with opened(server) as client:
         call = counting(client, 500)
-        seen, last = [], first_id(call)
-        while len(seen) < 20:
-            event = call.next_event()
-            last, seen = str(event.id), [*seen, event.message.params["progress"]]
+        seen, last = begun(call, 20)
         assert server.end() in (0, -signal.SIGTERM)
         assert ("call released", "") in outcomes(server)
         for event in call.events(even_if_cut=True):

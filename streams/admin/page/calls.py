@@ -216,7 +216,7 @@ def pending(call: CallView) -> str:
 
 def transport(call: CallView) -> str:
     """The transport of its client; "" while none is attached."""
-    if call.is_elsewhere and call.client_is_elsewhere is None:
+    if call.is_client_unknown:
         return "unknown"
     return "elsewhere" if call.client_is_elsewhere else call.transport
 
@@ -225,7 +225,7 @@ def state(call: CallView) -> Markup:
     """The state of a call, as a word behind a dot."""
     if call.state not in LIVE_STATES:
         return tag("span", call.state, class_=f"state {call.state}")
-    if call.is_elsewhere and call.client_is_elsewhere is None:
+    if call.is_client_unknown:
         told = f"{call.state} at another replica, which knows its client and its questions"
         return tag("span", call.state, class_="state elsewhere", title=told)
     attached = "attached" if call.is_attached or call.client_is_elsewhere else "detached"

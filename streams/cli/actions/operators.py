@@ -317,7 +317,7 @@ def _row(call: CallView) -> Sequence[str]:
 def _where_client_is(call: CallView) -> str:
     if call.client_is_elsewhere:
         return "elsewhere"
-    if call.is_elsewhere and call.client_is_elsewhere is None:
+    if call.is_client_unknown:
         return "unknown"
     return call.transport or ("away" if call.state in ("running", "asking") else "")
 
@@ -381,7 +381,7 @@ def _client(call: CallView, now: float) -> str:
         return f"{call.transport}, connection {call.connection}"
     if call.client_is_elsewhere:
         return "at another replica"
-    if call.is_elsewhere and call.client_is_elsewhere is None:
+    if call.is_client_unknown:
         return "unknown; the replica that runs the call does not tell"
     if call.expires_at is None:
         return "none here"
@@ -453,7 +453,8 @@ _AS_TEXT: Final[Mapping[str, Callable[[Any], str]]] = {"pid": str, "startedAt": 
 async def _tail_call(source: Source, *, prefix: str, lines: int, output: Output) -> int:
     again = _Again(source, output)
     call = await again.look(lambda source: source.call(prefix))
-    following = _Following(again, call, max(0, call.durable - lines), output)
+    call_id = call.id
+    following = _Following(again, call_id, max(0, call.durable - lines), output)
     is_stopped = call.state == "stopped"
     has_run = not is_stopped
     while True:
@@ -464,11 +465,11 @@ async def _tail_call(source: Source, *, prefix: str, lines: int, output: Output)
         await trio.sleep(output.every)
         # Looked at before its messages: those of a call that has ended are all there then.
         try:
-            call = await again.look(partial(_call, id=call.id))
+            call = await again.look(lambda source: source.call(call_id))
         except CannotAsk as error:
             if error.status != 404:
                 raise
-            return complain(f"The call {call.id} is forgotten: nothing tells how it ended.", GONE)
+            return complain(f"The call {call_id} is forgotten: nothing tells how it ended.", GONE)
         if call.state == "stopped" and not is_stopped:
             say("No process serves it: waiting for the next one, until Ctrl-C.")
         is_stopped = call.state == "stopped"
@@ -477,15 +478,11 @@ async def _tail_call(source: Source, *, prefix: str, lines: int, output: Output)
     return DONE
 
 
-async def _call(source: Source, *, id: str) -> CallDetail:
-    return await source.call(id)
-
-
 class _Following:
     """The messages of one call, printed in order; gaps are told."""
 
-    def __init__(self, again: _Again, call: CallDetail, after: int, output: Output) -> None:
-        self._again, self._id, self._after, self._output = again, call.id, after, output
+    def __init__(self, again: _Again, call_id: str, after: int, output: Output) -> None:
+        self._again, self._id, self._after, self._output = again, call_id, after, output
 
     async def read_on(self) -> None:
         """Print all that is there."""

@@ -159,24 +159,31 @@ async def test_an_ack_at_a_replica_that_does_not_serve_the_client_counts(
     assert replicas.store.records[stream["streamId"]].acked == 1, "another client's is dropped"
 
 
+def post_late(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """From now on the store takes no posts of this replica until the event is set."""
+    takes_posts, post = trio.Event(), replica.reached.inner.post
+
+    async def wait(stream: str, *bodies: bytes) -> bool:
+        await takes_posts.wait()
+        return await post(stream, *bodies)
+
+    monkeypatch.setattr(replica.reached.inner, "post", wait)
+    return takes_posts
+
+
 def confirm_late(owner: Replica, follower: Replica, monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     """From now on the owner hears of its commits, and of the follower, when the event is set.
 
     The store shows a commit to all replicas, while the owner waits for the copies of the store.
     """
-    is_confirmed, commit = trio.Event(), owner.reached.inner.commit
+    is_confirmed, commit = post_late(follower, monkeypatch), owner.reached.inner.commit
 
     async def commit_late(changes: Sequence[Change]) -> Sequence[JournalError | None]:
         errors = await commit(changes)
         await is_confirmed.wait()
         return errors
 
-    async def post_late(stream: str, *bodies: bytes) -> bool:
-        await is_confirmed.wait()
-        return True
-
     monkeypatch.setattr(owner.reached.inner, "commit", commit_late)
-    monkeypatch.setattr(follower.reached.inner, "post", post_late)
     return is_confirmed
 
 
@@ -284,13 +291,7 @@ async def test_an_answer_is_accepted_once_the_store_has_it(
     assert asked is not None
     elsewhere = await ours.browse(STREAMS, browser.session)
     said = {"jsonrpc": "2.0", "id": asked["id"], "result": {"says": "yes"}}
-    takes_posts, post = trio.Event(), ours.reached.inner.post
-
-    async def post_late(stream: str, *bodies: bytes) -> bool:
-        await takes_posts.wait()
-        return await post(stream, *bodies)
-
-    monkeypatch.setattr(ours.reached.inner, "post", post_late)
+    takes_posts = post_late(ours, monkeypatch)
     refused = await elsewhere.fetch("POST", said)
     await trio.sleep(10)
     assert (refused.status, reason(refused.json["error"])) == (503, "unavailable")
