@@ -93,7 +93,7 @@ def garbage(id: Any, given: Json, token: Any) -> None:
 
 def answers(id: Any, given: Json, token: Any) -> None:
     """Answers with any line, in which ID stands for the id, and FF for a byte that is no UTF-8."""
-    line = given["line"].replace("ID", str(id)).encode().replace(b"FF", b"\xff")
+    line = given["line"].encode().replace(b"FF", b"\xff").replace(b"ID", str(id).encode())
     write(line + b"\n")
 
 

@@ -524,7 +524,7 @@ def test_text_that_is_no_utf_8_is_mended(loop: str) -> None:
 _NO_UTF_8 = """\
     import json
     def put(m):
-        text = json.dumps({"jsonrpc": "2.0", **m}).encode().replace(b"XX", bytes([255]))
+        text = json.dumps({"jsonrpc": "2.0", **m}).encode().replace(b"!!", bytes([255]))
         sys.stdout.buffer.write(text + b"\\n")
         sys.stdout.buffer.flush()
     m = json.loads(line)
@@ -536,13 +536,13 @@ _NO_UTF_8 = """\
         r["result"]["serverInfo"] = {"name": "f", "version": "1"}
     if m["method"] == "tools/call":
         name = m["params"]["name"]
-        params = {"level": "info", "data": "aXXb"}
+        params = {"level": "info", "data": "a!!b"}
         put({"method": "notifications/message", "params": params})
-        params = {"message": "aXXb", "requestedSchema": {"type": "object", "properties": {}}}
+        params = {"message": "a!!b", "requestedSchema": {"type": "object", "properties": {}}}
         put({"id": "q" + str(m["id"]), "method": "elicitation/create", "params": params})
-        r = {"result": {"content": [{"type": "text", "text": "aXXb"}]}}
+        r = {"result": {"content": [{"type": "text", "text": "a!!b"}]}}
         if name == "error":
-            r = {"error": {"code": 5, "message": "aXXb"}}
+            r = {"error": {"code": 5, "message": "a!!b"}}
         if name == "long":
             r["result"]["content"][0]["text"] += "y" * 2_000_000
     put({"id": m["id"], **r})
