@@ -5,13 +5,14 @@ changed for `lease_s`, measured by a replica that could use the store all that t
 """
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Final, Protocol
 
 import trio
 
 from streams.engine.committer import Committer
 from streams.errors import StoreAway, Unavailable
-from streams.journal.contract import Journal
+from streams.journal.contract import Journal, Wanted
 from streams.logs import log
 
 # How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
@@ -62,6 +63,21 @@ class Leases:
     def lives(self) -> int:
         """How many replicas live, this one included."""
         return 1 + len(self._seen)
+
+    def share(self) -> Wanted | None:
+        """Which streams of a replica that is gone are for this one. None: all, it lives alone.
+
+        Each stream ranks the replicas anew (rendezvous hashing). So each replica that knows the
+        same others takes about as many streams, and no two want the same ones.
+        """
+        names = [self._name, *self._seen]
+        if len(names) == 1:
+            return None
+        return lambda stream: max(names, key=lambda name: _rank(name, stream)) == self._name
+
+    def has_left(self, replica: str) -> None:
+        """A replica has given up its streams, and wants none of those of others."""
+        self._seen.pop(replica, None)
 
     def heard_of(self, replica: str) -> None:
         """A replica has sent a post: if no lease of it is known, it is perhaps gone already."""
@@ -168,3 +184,7 @@ class Leases:
         self._listener.lost_all()
         self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
         self._seen.clear()
+
+
+def _rank(replica: str, stream: str) -> bytes:
+    return blake2b(f"{replica} {stream}".encode(), digest_size=8).digest()

@@ -25,7 +25,7 @@ from streams.engine import posts
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
-from streams.engine.leases import Leases
+from streams.engine.leases import BEATS, Leases
 from streams.engine.lifecycle import LIVE
 from streams.engine.outbox import Outbox
 from streams.engine.posts import ToOwner, ToReplica
@@ -43,6 +43,7 @@ from streams.logs import STREAM_LETTERS, log
 # How often the owner of a stream is asked how it is, each half a lease, until that is given up. Two
 # leases pass if the owner dies, and the replica that claims its streams as well.
 LOOKS: Final = 5
+SHARED_BEATS: Final = 2  # within so many beats, every replica has taken its share
 WAITED_S: Final = 0.1  # a request that waits no longer than that is overtaken by no other
 LOOKED_UP_AT_ONCE: Final = 200  # records of streams
 
@@ -101,7 +102,8 @@ class Replicas:
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
-        self._claims: dict[str, None] = {"": None}  # owners whose streams are free
+        # Owners whose streams are free, and whether other replicas have had time for their shares.
+        self._claims = {"": False}
         self._has_claims = trio.Event()
         self._has_claims.set()
         self._has_doubts = trio.Event()  # about which streams this replica owns
@@ -202,9 +204,14 @@ class Replicas:
 
     # Taking over
 
-    def _claim(self, owner: str) -> None:
-        self._claims[owner] = None
+    def _claim(self, owner: str, *, is_rest: bool = False) -> None:
+        self._claims[owner] = is_rest
         self._has_claims.set()
+
+    async def _claim_rest(self, owner: str) -> None:
+        """Claim what the others have left of their shares. Some are perhaps gone, too."""
+        await trio.sleep(SHARED_BEATS * self._journal.lease_s / BEATS)
+        self._claim(owner, is_rest=True)
 
     async def _claim_free(self) -> None:
         """Take over the streams that are free, for ever."""
@@ -212,15 +219,20 @@ class Replicas:
             await self._has_claims.wait()
             self._has_claims = trio.Event()
             while self._claims and not self.leases.is_leaving:
+                # First: what is free from now on is claimed once more.
                 owner = next(iter(self._claims))
-                del self._claims[owner]  # first: what is free from now on is claimed once more
-                claim = partial(self._journal.claim, owner)
-                if records := await patiently(partial(self._or_doubt, claim)):
-                    self._claims[owner] = None
+                is_rest = self._claims.pop(owner)
+                wanted = None if is_rest else self.leases.share()
+                claim = partial(self._journal.claim, owner, wanted)
+                records = await patiently(partial(self._or_doubt, claim))
+                if records:
+                    self._claims.setdefault(owner, is_rest)
                     running = sum(each.outcome is Outcome.LIVE for each in records)
                     told = {"running": running, "ended": len(records) - running}
                     log.info("took over calls", of=owner or "released", **told)
                     await self._adopt(records)
+                elif wanted is not None:
+                    self._nursery.start_soon(self._claim_rest, owner)
 
     async def _or_doubt(self, own: Callable[[], Awaitable[_T]]) -> _T:
         """Own streams. Where the answer is lost, they may be ours all the same."""
@@ -409,7 +421,8 @@ class Replicas:
         """Act upon news."""
         for post in news.posts:
             self._receive(post)
-        if news.has_released:
+        for replica in news.released:
+            self.leases.has_left(replica)
             self._claim("")
         changed = sorted(news.changed)  # so that a simulation repeats
         if news.is_all:

@@ -78,7 +78,7 @@ async def test_a_call_of_a_take_without_an_answer_goes_on(
     await wait_all_tasks_blocked()
     inner, held = ours.reached.inner, theirs.reached.inner
     hear = inner.hear_of_release
-    inner.hear_of_release = lambda: None  # type: ignore[method-assign]
+    inner.hear_of_release = lambda _: None  # type: ignore[method-assign]
     lose_the_answer_once(ours, "take")
     await held.release()
     talker = await resumed(ours, stream)
