@@ -1,12 +1,12 @@
 """Which replicas live: this one renews its lease, and watches those of the others.
 
 A lease needs no clock that replicas share. Each replica counts up. It is gone if its count has not
-changed for `lease_s`, measured by a replica that could use the store all that time.
+changed for most of the lease, measured by a replica that could use the store all that time.
 """
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
@@ -18,11 +18,24 @@ from streams.logs import log
 # How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
 BEATS: Final = 16
 BEAT_MIN_S: Final = 0.01
-# Parts of the lease without the store, after which balancers are told to send no new connections,
-# and after which all connections are closed. A balancer needs some time to go elsewhere. Before
-# that, clients stay: a store that is away for a moment is away for the other replicas, too.
-LATE: Final = 0.65
-CUT_OFF: Final = 0.9
+# The part of the lease after which a replica that does not renew is gone. The rest is for its calls
+# to go on elsewhere.
+GONE: Final = 14 / BEATS
+
+
+class Marks(NamedTuple):
+    """Parts of the lease without the store, after which a replica sends its clients elsewhere.
+
+    `late`: balancers are told to send no new connections. They need some time for that. `cut_off`:
+    all connections are closed. Until then, clients stay.
+    """
+
+    late: float
+    cut_off: float
+
+
+SILENT: Final = Marks(0.5, 0.7)  # nothing answers: the network to the store is perhaps cut
+AWAY: Final = Marks(0.65, 0.9)  # it refuses connections, as for the other replicas, more likely
 
 
 class LeaseListener(Protocol):
@@ -106,7 +119,8 @@ class Leases:
     async def be_sure(self) -> None:
         """See `Owner.be_sure`. A replica that has stood still must not judge a client's cursor."""
         lease_s = self._journal.lease_s
-        if trio.current_time() - self._reached_at < lease_s:
+        # Others may have seen the renewal of before a beat earlier than it was answered.
+        if trio.current_time() - self._renewed_at < (GONE - 2 / BEATS) * lease_s:
             return
         with trio.move_on_after(lease_s / 2):
             await self._has_renewed.park()
@@ -125,7 +139,7 @@ class Leases:
     def _patient_until(self) -> float:
         """Until when a renewal may take: then this replica is late, or its clients leave."""
         now = trio.current_time()
-        marks = (self._late_at(part) for part in (LATE, CUT_OFF))
+        marks = (self._late_at(part) for part in SILENT)
         return min((at for at in marks if at > now), default=now + self._journal.lease_s / 2)
 
     def _late_at(self, part: float) -> float:
@@ -135,14 +149,15 @@ class Leases:
     def _next_at(self) -> float:
         """When to look at the leases next: soon, and when the first of them ends."""
         now, lease_s = trio.current_time(), self._journal.lease_s
-        ends = (since + lease_s for _, since in self._seen.values())
+        ends = (since + GONE * lease_s for _, since in self._seen.values())
         return max(now + BEAT_MIN_S, min([now + lease_s / BEATS, *ends]))
 
     def _missed(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
         now = trio.current_time()
-        self.is_late = now >= self._late_at(LATE)
-        if self._is_cut_off or now < self._late_at(CUT_OFF):
+        marks = SILENT if isinstance(trouble, trio.TooSlowError) else AWAY
+        self.is_late |= now >= self._late_at(marks.late)
+        if self._is_cut_off or now < self._late_at(marks.cut_off):
             return
         self._is_cut_off = True
         if self._seen:
@@ -164,7 +179,7 @@ class Leases:
             was, since = self._seen.get(replica, (None, now))
             if replica == self._name:
                 continue
-            if count < 0 or (count == was and now - since >= lease_s):
+            if count < 0 or (count == was and now - since >= GONE * lease_s):
                 self._drop(replica)
             elif count != was:
                 self._seen[replica] = count, changed_at

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from streams import Limits, Server
-from streams.engine.leases import BEATS, CUT_OFF, LATE
+from streams.engine.leases import BEATS, SILENT
 from streams.errors import Unavailable
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import POSITIONS, Json, Talker, named, reason, said
@@ -18,7 +18,7 @@ from tests.rigs.shared_memory import LEASE_S
 MAX_S = 600.0
 BEAT_S = LEASE_S / BEATS
 # Within this time the streams of a replica that is killed have another owner.
-CLAIMED_S = LEASE_S * 9 / 8
+CLAIMED_S = LEASE_S
 
 
 def make() -> Server:
@@ -98,9 +98,9 @@ async def test_a_replica_without_the_store_sends_its_clients_away_before_its_lea
     began_at = trio.current_time()
     while not theirs.running.engine.unready:
         await trio.sleep(0.01)
-    assert trio.current_time() - began_at <= LATE * LEASE_S + 0.05
+    assert trio.current_time() - began_at <= SILENT.late * LEASE_S + 0.05
     await talker.end()
-    assert trio.current_time() - began_at <= CUT_OFF * LEASE_S + 0.05
+    assert trio.current_time() - began_at <= SILENT.cut_off * LEASE_S + 0.05
     theirs.kill()
 
 
