@@ -177,7 +177,7 @@ class Leases:
         self._renewed_at, self.is_late, self._is_cut_off = now, False, False
         for replica, count in counts.items():
             was, since = self._seen.get(replica, (None, now))
-            if replica == self._name:
+            if replica in self.names:
                 continue
             if count < 0 or (count == was and now - since >= GONE * lease_s):
                 self._drop(replica)
