@@ -35,7 +35,7 @@ class Marks(NamedTuple):
 
 
 SILENT: Final = Marks(0.5, 0.7)  # nothing answers: the network to the store is perhaps cut
-AWAY: Final = Marks(0.65, 0.9)  # it refuses connections, as for the other replicas, more likely
+AWAY: Final = Marks(0.65, 0.85)  # it refuses connections, as for the other replicas, more likely
 
 
 class LeaseListener(Protocol):
