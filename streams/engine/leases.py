@@ -18,6 +18,7 @@ from streams.logs import log
 # How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
 BEATS: Final = 16
 BEAT_MIN_S: Final = 0.01
+STEPS: Final = 4  # in which clients are sent elsewhere: they do not all come back there at once
 # The part of the lease after which a replica that does not renew is gone. The rest is for its calls
 # to go on elsewhere.
 GONE: Final = 14 / BEATS
@@ -26,8 +27,8 @@ GONE: Final = 14 / BEATS
 class Marks(NamedTuple):
     """Parts of the lease without the store, after which a replica sends its clients elsewhere.
 
-    `late`: balancers are told to send no new connections. They need some time for that. `cut_off`:
-    all connections are closed. Until then, clients stay.
+    From `late` on, balancers are told to send no new connections, and a part of the connections is
+    closed with each step. From `cut_off` on, all are closed.
     """
 
     late: float
@@ -47,8 +48,8 @@ class LeaseListener(Protocol):
     def lost_all(self) -> None:
         """All streams of this replica were taken over by others. It has a new name."""
 
-    def cut_off(self) -> None:
-        """The lease of this replica ends soon: its clients must go to another one."""
+    def cut_off(self, part: float) -> None:
+        """The lease of this replica ends soon: this part of its clients must go to another one."""
 
     def counted(self, replicas: int) -> None:
         """So many replicas live, this one included."""
@@ -70,7 +71,8 @@ class Leases:
         self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
         self._has_renewed = trio.lowlevel.ParkingLot()
         self._renewed_at = trio.current_time()
-        self.is_late = self._is_cut_off = self.is_leaving = False
+        self.is_late = self.is_leaving = False
+        self._cut_off = 0.0  # the part of the clients that was sent elsewhere
 
     @property
     def lives(self) -> int:
@@ -119,7 +121,7 @@ class Leases:
     async def be_sure(self) -> None:
         """See `Owner.be_sure`. A replica that has stood still must not judge a client's cursor."""
         lease_s = self._journal.lease_s
-        # Others may have seen the renewal of before a beat earlier than it was answered.
+        # The others may date our last renewal two beats before its answer came.
         if trio.current_time() - self._renewed_at < (GONE - 2 / BEATS) * lease_s:
             return
         with trio.move_on_after(lease_s / 2):
@@ -137,14 +139,12 @@ class Leases:
         return max(self._renewed_at, self._committer.committed_at)
 
     def _patient_until(self) -> float:
-        """Until when a renewal may take: then this replica is late, or its clients leave."""
-        now = trio.current_time()
-        marks = (self._late_at(part) for part in SILENT)
-        return min((at for at in marks if at > now), default=now + self._journal.lease_s / 2)
-
-    def _late_at(self, part: float) -> float:
-        """When the store has been away for this part of the lease."""
-        return self._reached_at + part * self._journal.lease_s
+        """Until when a renewal may take: then this replica is late, or some clients leave."""
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        step = (SILENT.cut_off - SILENT.late) / STEPS
+        parts = (SILENT.late + step * number for number in range(STEPS + 1))
+        ends = (self._reached_at + part * lease_s for part in parts)
+        return min((at for at in ends if at > now), default=now + lease_s / 2)
 
     def _next_at(self) -> float:
         """When to look at the leases next: soon, and when the first of them ends."""
@@ -154,17 +154,20 @@ class Leases:
 
     def _missed(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
-        now = trio.current_time()
-        marks = SILENT if isinstance(trouble, trio.TooSlowError) else AWAY
-        self.is_late |= now >= self._late_at(marks.late)
-        if self._is_cut_off or now < self._late_at(marks.cut_off):
+        late, cut_off = SILENT if isinstance(trouble, trio.TooSlowError) else AWAY
+        away = (trio.current_time() - self._reached_at) / self._journal.lease_s
+        self.is_late |= away >= late
+        part, before = min(1.0, (away - late) / (cut_off - late)), self._cut_off
+        if part <= before:
             return
-        self._is_cut_off = True
+        self._cut_off = part
         if self._seen:
-            log.warning(
-                "the lease of this replica ends: its clients go elsewhere", why=str(trouble)
-            )
-            self._listener.cut_off()
+            if not before:
+                log.warning(
+                    "the lease of this replica ends: its clients go elsewhere",
+                    why=str(trouble) or "the store is silent",
+                )
+            self._listener.cut_off((part - before) / (1 - before))
 
     def _look_at(self, counts: Mapping[str, int], senders: frozenset[str]) -> None:
         """Look at the counts of all replicas. `senders` have sent posts before these were taken."""
@@ -174,7 +177,7 @@ class Leases:
         # Where this replica itself has stood still, the others did not.
         if now - self._renewed_at > lease_s / 2:
             self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
-        self._renewed_at, self.is_late, self._is_cut_off = now, False, False
+        self._renewed_at, self.is_late, self._cut_off = now, False, 0.0
         for replica, count in counts.items():
             was, since = self._seen.get(replica, (None, now))
             if replica in self.names:
@@ -197,7 +200,7 @@ class Leases:
         self._name = self._journal.replica
         self.names.add(self._name)
         self._listener.lost_all()
-        self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
+        self._renewed_at, self.is_late, self._cut_off = trio.current_time(), False, 0.0
         self._seen.clear()
 
 

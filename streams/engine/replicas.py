@@ -64,8 +64,8 @@ class Engine(Protocol):
     def go_on(self, stream: Stream) -> None:
         """Restart the call of a stream that was taken over, or end it as interrupted."""
 
-    def hang_up_all(self) -> None:
-        """Close all connections, so that their clients go to another replica."""
+    def hang_up(self, part: float = 1.0) -> None:
+        """Close this part of the connections, so that their clients go to another replica."""
 
     def tell_here(self, notice: posts.Notice) -> None:
         """Send a notification to the clients of this replica."""
@@ -164,11 +164,11 @@ class Replicas:
             self._nursery.start_soon(self._unfollow, followed.id)
         for number, look in self._looks.items():
             look.stream.look(number)  # the answer would go to the former name
-        self._engine.hang_up_all()
+        self._engine.hang_up()
 
-    def cut_off(self) -> None:
+    def cut_off(self, part: float) -> None:
         """See `LeaseListener.cut_off`."""
-        self._engine.hang_up_all()
+        self._engine.hang_up(part)
 
     def counted(self, replicas: int) -> None:
         """See `LeaseListener.counted`."""
@@ -219,9 +219,8 @@ class Replicas:
             await self._has_claims.wait()
             self._has_claims = trio.Event()
             while self._claims and not self.leases.is_leaving:
-                # First: what is free from now on is claimed once more.
                 owner = next(iter(self._claims))
-                is_rest = self._claims.pop(owner)
+                is_rest = self._claims.pop(owner)  # first: what gets free meanwhile is claimed, too
                 wanted = None if is_rest else self.leases.share()
                 claim = partial(self._journal.claim, owner, wanted)
                 records = await patiently(partial(self._or_doubt, claim))

@@ -241,6 +241,20 @@ async def test_a_release_is_heard_of_and_what_it_leaves_is_claimed_once(
         assert found(after).fence > 1
 
 
+async def test_a_claim_takes_only_what_is_wanted_and_leaves_the_rest(
+    open_replica: OpenReplica,
+) -> None:
+    async with open_replica() as one, open_replica() as two, open_replica() as three:
+        streams = [f"{number:03}" for number in range(220)]
+        await applied(one, *(Create(record(stream, number=int(stream))) for stream in streams))
+        wanted = set(streams[150:] + streams[:1])
+        records: list[Record] = []
+        while piece := await two.claim(one.replica, wanted.__contains__):
+            records += piece
+        assert sorted(each.stream for each in records) == sorted(wanted)
+        assert {each.stream for each in await claimed(three, one.replica)} == set(streams) - wanted
+
+
 async def test_a_release_of_nothing_is_no_error(open_replica: OpenReplica) -> None:
     async with open_replica() as one, open_replica() as two:
         await one.release()
