@@ -13,6 +13,7 @@ from benchmarks.suites import (
     live,
     memory,
     mixed,
+    replicas,
     resume,
     scale,
     storm,
@@ -107,6 +108,19 @@ def _lone(transport: str, most: float) -> Goal:
 
 def _wrapped(what: str, row: str, of: str, bound: float, *, at_most: bool = False) -> Goal:
     return Goal(f"wrapped, {what}", "wrapped", row, of, 0, bound, at_most)
+
+
+def _on_a_store() -> Iterator[Goal]:
+    """Three replicas on one machine's store."""
+    what, row = "replicas, durable messages/s over 3 of them", replicas.durable(replicas.THREE)
+    yield from _each(what, "replicas", row, "", (20_000, 20_000))
+    for where in (replicas.OWNER, replicas.OTHER):
+        row = replicas.tail(where, 99)
+        yield from _each(f"replicas, {row}, ms", "replicas", row, "", (25, 25), at_most=True)
+        row = replicas.raw_row(where)
+        for limit in (replicas.XRANGE, replicas.LRANGE):
+            what = f"replicas, {row}, over {limit.removeprefix('limit: ')}"
+            yield from _each(what, "replicas", row, limit, (0.6, 0.6))
 
 
 def _beside(peer: str) -> Goal:
@@ -232,6 +246,7 @@ GOALS: Final = (
         200,
         40,
     ),
+    *_on_a_store(),
     _attached(OURS_HTTP, 0.6),
     _attached(OURS_WEBSOCKET, 0.8),
 )

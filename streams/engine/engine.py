@@ -5,6 +5,7 @@ knows no transport (a connection is a channel of lines) and nothing of MCP beyon
 dialects.
 """
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -604,9 +605,10 @@ class Engine:
         """Call this after each commit."""
         self._committer.listeners = (*self._committer.listeners, listener)
 
-    def hang_up_all(self) -> None:
-        """Close all connections: their clients come back, perhaps to another replica."""
-        for connection in list(self._connections):
+    def hang_up(self, part: float = 1.0) -> None:
+        """Close this part of the connections. Clients come back, perhaps to another replica."""
+        connections = list(self._connections)
+        for connection in connections[: math.ceil(part * len(connections))]:
             connection.hang_up()
 
     def share(self, replicas: int) -> None:

@@ -1,27 +1,42 @@
 """Which replicas live: this one renews its lease, and watches those of the others.
 
 A lease needs no clock that replicas share. Each replica counts up. It is gone if its count has not
-changed for `lease_s`, measured by a replica that could use the store all that time.
+changed for most of the lease, measured by a replica that could use the store all that time.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from hashlib import blake2b
+from typing import Final, NamedTuple, Protocol
 
 import trio
 
 from streams.engine.committer import Committer
 from streams.errors import StoreAway, Unavailable
-from streams.journal.contract import Journal
+from streams.journal.contract import Journal, Wanted
 from streams.logs import log
 
 # How often a lease is renewed, and the leases of the others are looked at, in each `lease_s`.
 BEATS: Final = 16
 BEAT_MIN_S: Final = 0.01
-# Parts of the lease without the store, after which balancers are told to send no new connections,
-# and after which all connections are closed. A balancer needs some time to go elsewhere. Before
-# that, clients stay: a store that is away for a moment is away for the other replicas, too.
-LATE: Final = 0.65
-CUT_OFF: Final = 0.9
+STEPS: Final = 4  # in which clients are sent elsewhere: they do not all come back there at once
+# The part of the lease after which a replica that does not renew is gone. The rest is for its calls
+# to go on elsewhere.
+GONE: Final = 14 / BEATS
+
+
+class Marks(NamedTuple):
+    """Parts of the lease without the store, after which a replica sends its clients elsewhere.
+
+    From `late` on, balancers are told to send no new connections, and a part of the connections is
+    closed with each step. From `cut_off` on, all are closed.
+    """
+
+    late: float
+    cut_off: float
+
+
+SILENT: Final = Marks(0.5, 0.7)  # nothing answers: the network to the store is perhaps cut
+AWAY: Final = Marks(0.65, 0.85)  # it refuses connections, as for the other replicas, more likely
 
 
 class LeaseListener(Protocol):
@@ -33,8 +48,8 @@ class LeaseListener(Protocol):
     def lost_all(self) -> None:
         """All streams of this replica were taken over by others. It has a new name."""
 
-    def cut_off(self) -> None:
-        """The lease of this replica ends soon: its clients must go to another one."""
+    def cut_off(self, part: float) -> None:
+        """The lease of this replica ends soon: this part of its clients must go to another one."""
 
     def counted(self, replicas: int) -> None:
         """So many replicas live, this one included."""
@@ -56,12 +71,28 @@ class Leases:
         self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
         self._has_renewed = trio.lowlevel.ParkingLot()
         self._renewed_at = trio.current_time()
-        self.is_late = self._is_cut_off = self.is_leaving = False
+        self.is_late = self.is_leaving = False
+        self._cut_off = 0.0  # the part of the clients that was sent elsewhere
 
     @property
     def lives(self) -> int:
         """How many replicas live, this one included."""
         return 1 + len(self._seen)
+
+    def share(self) -> Wanted | None:
+        """Which streams of a replica that is gone are for this one. None: all, it lives alone.
+
+        Each stream ranks the replicas anew (rendezvous hashing). So each replica that knows the
+        same others takes about as many streams, and no two want the same ones.
+        """
+        names = [self._name, *self._seen]
+        if len(names) == 1:
+            return None
+        return lambda stream: max(names, key=lambda name: _rank(name, stream)) == self._name
+
+    def has_left(self, replica: str) -> None:
+        """A replica has given up its streams, and wants none of those of others."""
+        self._seen.pop(replica, None)
 
     def heard_of(self, replica: str) -> None:
         """A replica has sent a post: if no lease of it is known, it is perhaps gone already."""
@@ -90,7 +121,8 @@ class Leases:
     async def be_sure(self) -> None:
         """See `Owner.be_sure`. A replica that has stood still must not judge a client's cursor."""
         lease_s = self._journal.lease_s
-        if trio.current_time() - self._reached_at < lease_s:
+        # The others may date our last renewal two beats before its answer came.
+        if trio.current_time() - self._renewed_at < (GONE - 2 / BEATS) * lease_s:
             return
         with trio.move_on_after(lease_s / 2):
             await self._has_renewed.park()
@@ -107,33 +139,35 @@ class Leases:
         return max(self._renewed_at, self._committer.committed_at)
 
     def _patient_until(self) -> float:
-        """Until when a renewal may take: then this replica is late, or its clients leave."""
-        now = trio.current_time()
-        marks = (self._late_at(part) for part in (LATE, CUT_OFF))
-        return min((at for at in marks if at > now), default=now + self._journal.lease_s / 2)
-
-    def _late_at(self, part: float) -> float:
-        """When the store has been away for this part of the lease."""
-        return self._reached_at + part * self._journal.lease_s
+        """Until when a renewal may take: then this replica is late, or some clients leave."""
+        now, lease_s = trio.current_time(), self._journal.lease_s
+        step = (SILENT.cut_off - SILENT.late) / STEPS
+        parts = (SILENT.late + step * number for number in range(STEPS + 1))
+        ends = (self._reached_at + part * lease_s for part in parts)
+        return min((at for at in ends if at > now), default=now + lease_s / 2)
 
     def _next_at(self) -> float:
         """When to look at the leases next: soon, and when the first of them ends."""
         now, lease_s = trio.current_time(), self._journal.lease_s
-        ends = (since + lease_s for _, since in self._seen.values())
+        ends = (since + GONE * lease_s for _, since in self._seen.values())
         return max(now + BEAT_MIN_S, min([now + lease_s / BEATS, *ends]))
 
     def _missed(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
-        now = trio.current_time()
-        self.is_late = now >= self._late_at(LATE)
-        if self._is_cut_off or now < self._late_at(CUT_OFF):
+        late, cut_off = SILENT if isinstance(trouble, trio.TooSlowError) else AWAY
+        away = (trio.current_time() - self._reached_at) / self._journal.lease_s
+        self.is_late |= away >= late
+        part, before = min(1.0, (away - late) / (cut_off - late)), self._cut_off
+        if part <= before:
             return
-        self._is_cut_off = True
+        self._cut_off = part
         if self._seen:
-            log.warning(
-                "the lease of this replica ends: its clients go elsewhere", why=str(trouble)
-            )
-            self._listener.cut_off()
+            if not before:
+                log.warning(
+                    "the lease of this replica ends: its clients go elsewhere",
+                    why=str(trouble) or "the store is silent",
+                )
+            self._listener.cut_off((part - before) / (1 - before))
 
     def _look_at(self, counts: Mapping[str, int], senders: frozenset[str]) -> None:
         """Look at the counts of all replicas. `senders` have sent posts before these were taken."""
@@ -143,12 +177,12 @@ class Leases:
         # Where this replica itself has stood still, the others did not.
         if now - self._renewed_at > lease_s / 2:
             self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
-        self._renewed_at, self.is_late, self._is_cut_off = now, False, False
+        self._renewed_at, self.is_late, self._cut_off = now, False, 0.0
         for replica, count in counts.items():
             was, since = self._seen.get(replica, (None, now))
-            if replica == self._name:
+            if replica in self.names:
                 continue
-            if count < 0 or (count == was and now - since >= lease_s):
+            if count < 0 or (count == was and now - since >= GONE * lease_s):
                 self._drop(replica)
             elif count != was:
                 self._seen[replica] = count, changed_at
@@ -166,5 +200,9 @@ class Leases:
         self._name = self._journal.replica
         self.names.add(self._name)
         self._listener.lost_all()
-        self._renewed_at, self.is_late, self._is_cut_off = trio.current_time(), False, False
+        self._renewed_at, self.is_late, self._cut_off = trio.current_time(), False, 0.0
         self._seen.clear()
+
+
+def _rank(replica: str, stream: str) -> bytes:
+    return blake2b(f"{replica} {stream}".encode(), digest_size=8).digest()

@@ -25,7 +25,7 @@ from streams.engine import posts
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
-from streams.engine.leases import Leases
+from streams.engine.leases import BEATS, Leases
 from streams.engine.lifecycle import LIVE
 from streams.engine.outbox import Outbox
 from streams.engine.posts import ToOwner, ToReplica
@@ -43,6 +43,7 @@ from streams.logs import STREAM_LETTERS, log
 # How often the owner of a stream is asked how it is, each half a lease, until that is given up. Two
 # leases pass if the owner dies, and the replica that claims its streams as well.
 LOOKS: Final = 5
+SHARED_BEATS: Final = 2  # within so many beats, every replica has taken its share
 WAITED_S: Final = 0.1  # a request that waits no longer than that is overtaken by no other
 LOOKED_UP_AT_ONCE: Final = 200  # records of streams
 
@@ -63,8 +64,8 @@ class Engine(Protocol):
     def go_on(self, stream: Stream) -> None:
         """Restart the call of a stream that was taken over, or end it as interrupted."""
 
-    def hang_up_all(self) -> None:
-        """Close all connections, so that their clients go to another replica."""
+    def hang_up(self, part: float = 1.0) -> None:
+        """Close this part of the connections, so that their clients go to another replica."""
 
     def tell_here(self, notice: posts.Notice) -> None:
         """Send a notification to the clients of this replica."""
@@ -101,7 +102,8 @@ class Replicas:
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
-        self._claims: dict[str, None] = {"": None}  # owners whose streams are free
+        # Owners whose streams are free, and whether other replicas have had time for their shares.
+        self._claims = {"": False}
         self._has_claims = trio.Event()
         self._has_claims.set()
         self._has_doubts = trio.Event()  # about which streams this replica owns
@@ -162,11 +164,11 @@ class Replicas:
             self._nursery.start_soon(self._unfollow, followed.id)
         for number, look in self._looks.items():
             look.stream.look(number)  # the answer would go to the former name
-        self._engine.hang_up_all()
+        self._engine.hang_up()
 
-    def cut_off(self) -> None:
+    def cut_off(self, part: float) -> None:
         """See `LeaseListener.cut_off`."""
-        self._engine.hang_up_all()
+        self._engine.hang_up(part)
 
     def counted(self, replicas: int) -> None:
         """See `LeaseListener.counted`."""
@@ -202,9 +204,14 @@ class Replicas:
 
     # Taking over
 
-    def _claim(self, owner: str) -> None:
-        self._claims[owner] = None
+    def _claim(self, owner: str, *, is_rest: bool = False) -> None:
+        self._claims[owner] = is_rest
         self._has_claims.set()
+
+    async def _claim_rest(self, owner: str) -> None:
+        """Claim what the others have left of their shares. Some are perhaps gone, too."""
+        await trio.sleep(SHARED_BEATS * self._journal.lease_s / BEATS)
+        self._claim(owner, is_rest=True)
 
     async def _claim_free(self) -> None:
         """Take over the streams that are free, for ever."""
@@ -213,14 +220,18 @@ class Replicas:
             self._has_claims = trio.Event()
             while self._claims and not self.leases.is_leaving:
                 owner = next(iter(self._claims))
-                del self._claims[owner]  # first: what is free from now on is claimed once more
-                claim = partial(self._journal.claim, owner)
-                if records := await patiently(partial(self._or_doubt, claim)):
-                    self._claims[owner] = None
+                is_rest = self._claims.pop(owner)  # first: what gets free meanwhile is claimed, too
+                wanted = None if is_rest else self.leases.share()
+                claim = partial(self._journal.claim, owner, wanted)
+                records = await patiently(partial(self._or_doubt, claim))
+                if records:
+                    self._claims.setdefault(owner, is_rest)
                     running = sum(each.outcome is Outcome.LIVE for each in records)
                     told = {"running": running, "ended": len(records) - running}
                     log.info("took over calls", of=owner or "released", **told)
                     await self._adopt(records)
+                elif wanted is not None:
+                    self._nursery.start_soon(self._claim_rest, owner)
 
     async def _or_doubt(self, own: Callable[[], Awaitable[_T]]) -> _T:
         """Own streams. Where the answer is lost, they may be ours all the same."""
@@ -409,7 +420,8 @@ class Replicas:
         """Act upon news."""
         for post in news.posts:
             self._receive(post)
-        if news.has_released:
+        for replica in news.released:
+            self.leases.has_left(replica)
             self._claim("")
         changed = sorted(news.changed)  # so that a simulation repeats
         if news.is_all:

@@ -9,7 +9,7 @@ one replica, which alone appends to it; the others follow it. A storage with one
 has no replicas (`streams.journal.alone`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
@@ -24,6 +24,9 @@ from streams.messages import Run
 # Runs are stored in pieces of this size. A piece with its header makes one write of 256 KiB, so
 # that stored lines are sent without a further copy.
 STORED_BYTES_MAX: Final = 252 * 1024
+
+
+Wanted = Callable[[str], bool]  # whether a replica wants to own the stream of this id
 
 
 class Shortage(msgspec.Struct, frozen=True):
@@ -62,7 +65,7 @@ class News(msgspec.Struct, frozen=True):
     changed: frozenset[str] = frozenset()  # streams that this replica follows
     posts: Sequence[Post] = ()  # to this replica, those of one sender in the order of sending
     is_all: bool = False  # news were lost: anything that is followed or cached may have changed
-    has_released: bool = False  # there may be streams without an owner: `claim` them
+    released: frozenset[str] = frozenset()  # replicas that have given up their streams: `claim` ""
 
 
 class Lookups(Protocol):
@@ -150,15 +153,16 @@ class Journal(Lookups, Protocol):
         Empty where that is unknown. It is quick, and asks neither a disk's content nor a store.
         """
 
-    async def claim(self, owner: str = "") -> Sequence[Record]:
+    async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
         """Take over streams of `owner`: each record gets a new fence, which voids older leases.
 
         `""` stands for streams without an owner: in a journal with one owner, for all. Returns the
         records that are not evicted, in the order of their numbers. In a shared journal these are
-        some of the owner's streams: call it again until it returns none. Of two replicas that claim
-        a stream, one gets it. Those that run come first; others may be left evicted, because
-        streams that have ended need no owner. Posts to `owner` about these streams, which it has
-        not received, are among the `news` of this replica from then on.
+        some of the owner's streams, and only such that are `wanted`, if that is given: call it
+        again until it returns none. Of two replicas that claim a stream, one gets it. Those that
+        run come first; others may be left evicted, because streams that have ended need no owner.
+        Posts to `owner` about these streams, which it has not received, are among the `news` of
+        this replica from then on.
 
         If it raises `Unavailable`, streams may have been claimed all the same: `owned` has them.
         So it is with `take`.
@@ -219,7 +223,7 @@ class Journal(Lookups, Protocol):
 
         Returns a count for each replica, which grows each time that one renews; -1 for one that is
         known to be gone, whose streams may be claimed at once. A count that stays
-        the same for `lease_s` shows that its replica is gone, if our own calls succeeded meanwhile.
+        the same shows that its replica is gone, if our own calls succeeded meanwhile.
 
         None if the streams of this replica were claimed. It owns none from then on, and `replica`
         is a new name.

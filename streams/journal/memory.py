@@ -15,7 +15,7 @@ import trio
 
 from streams.errors import JournalError
 from streams.journal.alone import Alone
-from streams.journal.contract import STORED_BYTES_MAX, Shortage, Totals
+from streams.journal.contract import STORED_BYTES_MAX, Shortage, Totals, Wanted
 from streams.journal.records import (
     Append,
     Change,
@@ -51,7 +51,7 @@ class MemoryJournal(Alone):
         self._rows = _Rows()
         self._webhooks = _Webhooks()
 
-    async def claim(self, owner: str = "") -> Sequence[Record]:
+    async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
         for stream, record in self._records.items():
             self._records[stream] = msgspec.structs.replace(record, fence=record.fence + 1)

@@ -15,7 +15,7 @@ import msgspec
 import trio
 
 from streams.errors import Fenced, JournalError, Unavailable
-from streams.journal.contract import News, Post, Shortage, Totals
+from streams.journal.contract import News, Post, Shortage, Totals, Wanted
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change, Create, Outcome, Record, Restore
 from streams.journal.runs import joined
@@ -190,7 +190,7 @@ class SharedMemoryJournal:
         self._followed: set[str] = set()
         self._changed: set[str] = set()  # of those that are followed, since the last news
         self._is_all = False
-        self._has_released = False
+        self._released: set[str] = set()
         self._wake = trio.Event()
         self._epoch = store.epoch
         self._claims: dict[float, list[Record]] = {}  # the newest, by trio's time
@@ -206,14 +206,18 @@ class SharedMemoryJournal:
 
     # Leases
 
-    async def claim(self, owner: str = "") -> Sequence[Record]:
+    async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
         self._check_lease()
         store = self._store
         if owner:
             store.mark_claimed(owner)
             store.free([record for record in store.owned_by(owner) if record.due_at is not None])
-        resident = [record for record in store.owned_by(owner) if record.due_at is None]
+        resident = [
+            record
+            for record in store.owned_by(owner)
+            if record.due_at is None and (wanted is None or wanted(record.stream))
+        ]
         claimed = [store.give(record, self._replica) for record in resident[:CLAIMED_AT_ONCE]]
         self._note_claims(claimed)
         store.pass_posts(owner, self._replica, claimed)
@@ -263,7 +267,7 @@ class SharedMemoryJournal:
         store.free(store.owned_by(self._replica))
         for journal in store.listeners:
             if journal is not self:
-                journal.hear_of_release()
+                journal.hear_of_release(self._replica)
 
     async def take(self, stream: str) -> Record | None:
         await trio.lowlevel.checkpoint()
@@ -437,16 +441,18 @@ class SharedMemoryJournal:
         while not self.has_news:
             self._wake = trio.Event()
             await self._wake.wait()
-        news = News(frozenset(self._changed), tuple(self._posts), self._is_all, self._has_released)
+        changed, released = frozenset(self._changed), frozenset(self._released)
+        news = News(changed, tuple(self._posts), self._is_all, released)
         self._changed.clear()
         self._posts.clear()
-        self._is_all = self._has_released = False
+        self._released.clear()
+        self._is_all = False
         return news
 
     @property
     def has_news(self) -> bool:
         """Whether `news` would return at once."""
-        return bool(self._changed or self._posts or self._is_all or self._has_released)
+        return bool(self._changed or self._posts or self._is_all or self._released)
 
     @property
     def _posts(self) -> list[Post]:
@@ -462,9 +468,9 @@ class SharedMemoryJournal:
             self._changed.add(stream)
             self.wake()
 
-    def hear_of_release(self) -> None:
+    def hear_of_release(self, replica: str) -> None:
         """Another replica has released its streams."""
-        self._has_released = True
+        self._released.add(replica)
         self.wake()
 
     def lose_news(self) -> None:

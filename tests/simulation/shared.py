@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from streams.errors import JournalError, Unavailable
-from streams.journal.contract import News, Shortage, Totals
+from streams.journal.contract import News, Shortage, Totals, Wanted
 from streams.journal.records import Change, Outcome, Record, Restore
 from streams.journal.sessions import Grant, SessionRecord
 from streams.messages import Run
@@ -196,9 +196,9 @@ class ReplicaJournal:
     def lease_s(self) -> float:
         return self.inner.lease_s
 
-    async def claim(self, owner: str = "") -> Sequence[Record]:
+    async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
         async def claim() -> Sequence[Record]:
-            records = await self.inner.claim(owner)
+            records = await self.inner.claim(owner, wanted)
             for record in records:
                 self._ledger.owned(record)
             return records
@@ -313,7 +313,7 @@ class ReplicaJournal:
                 await self._live()
                 # A set has another order in each process, and a seed has one history.
                 self._changed.extend(sorted(news.changed))
-                return News(frozenset(), news.posts, news.is_all, news.has_released)
+                return News(frozenset(), news.posts, news.is_all, news.released)
         return News(frozenset({self._changed.popleft()}))
 
     def turn(self, name: bytes) -> AbstractAsyncContextManager[None]:

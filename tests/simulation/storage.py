@@ -13,7 +13,7 @@ import trio
 
 from streams.errors import Full, JournalError, Unavailable
 from streams.journal.alone import Alone
-from streams.journal.contract import Journal, Shortage, Totals
+from streams.journal.contract import Journal, Shortage, Totals, Wanted
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
@@ -107,9 +107,9 @@ class MortalJournal(Alone):
         await self._live()
         return answer
 
-    async def claim(self, owner: str = "") -> Sequence[Record]:
+    async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
         await self._live()
-        return await self.inner.claim(owner)
+        return await self.inner.claim(owner, wanted)
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         await self._live()

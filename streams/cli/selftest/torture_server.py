@@ -64,6 +64,8 @@ async def lasting(
     """
     note_run(Path(notes), name)
     done, began_at = call.restored or (0, wall())
+    if call.restored is None:
+        await call.checkpoint((0, began_at))
     for number in range(done + 1, count + 1):
         await trio.sleep(max(0.0, began_at + number / per_second - wall()))
         await call.log("info", entry_of(name, number))

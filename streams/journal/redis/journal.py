@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway
-from streams.journal.contract import News, Shortage, Totals
+from streams.journal.contract import News, Shortage, Totals, Wanted
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
 from streams.journal.redis.damage import UNREADABLE, WHAT_TO_DO
@@ -193,9 +193,9 @@ class RedisJournal:
         finally:
             self._has_written.set()
 
-    async def claim(self, owner: str = "") -> Sequence[Record]:
+    async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
         self._check_open()
-        return await self._writer.claim(owner)
+        return await self._writer.claim(owner, wanted)
 
     async def take(self, stream: str) -> Record | None:
         self._check_open()

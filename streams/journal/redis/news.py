@@ -44,7 +44,7 @@ class Listener:
         self._following: set[str] = set()
         self._changed: set[str] = set()
         self._is_all = False
-        self._has_released = False
+        self._released: set[str] = set()
         self._has_posts = False
         self._posts: list[Post] = []  # fetched, and not yet among the news
         self._fetched_ids: list[bytes] = []  # not yet deleted in the store
@@ -109,7 +109,7 @@ class Listener:
             await self._link.function("follow", self._replica(), *some)
         self._has_posts = True
         if self.is_listening.is_set():
-            self._is_all = self._has_released = True
+            self._is_all = True
         self.is_listening.set()
         self._wake.set()
 
@@ -128,7 +128,7 @@ class Listener:
             case b"p":
                 self._has_posts = True
             case b"r":
-                self._has_released |= message[1:] != self._replica().encode()
+                self._released |= {message[1:].decode(errors="replace")} - {self._replica()}
         self._wake.set()
 
     def listen_anew(self) -> None:
@@ -169,13 +169,13 @@ class Listener:
             self._wake = trio.Event()
             if self._has_posts:
                 await self._fetch()
-            if self._posts or self._changed or self._is_all or self._has_released:
+            if self._posts or self._changed or self._is_all or self._released:
                 break
             if not self._has_posts:
                 await self._wake.wait()
-        found = News(frozenset(self._changed), self._posts, self._is_all, self._has_released)
-        self._changed, self._posts = set(), []
-        self._is_all = self._has_released = False
+        found = News(frozenset(self._changed), self._posts, self._is_all, frozenset(self._released))
+        self._changed, self._posts, self._released = set(), [], set()
+        self._is_all = False
         return found
 
     async def _fetch(self) -> None:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from streams.clock import wall
 from streams.errors import Fenced, JournalError, JournalUnusable, StoreAway
+from streams.journal.contract import Wanted
 from streams.journal.records import (
     Ack,
     Change,
@@ -254,7 +255,7 @@ class Writer:
             self._is_in_doubt = True
             await self._commit(())
 
-    async def claim(self, owner: str) -> Sequence[Record]:
+    async def claim(self, owner: str, wanted: Wanted | None = None) -> Sequence[Record]:
         """See `Journal.claim`."""
         async with self._turn:
             self._check_lease()
@@ -262,7 +263,7 @@ class Writer:
             failures, before = 0, dict[str, bytes]()
             while failures < ATTEMPTS_MAX:
                 await self._replay()
-                streams = await self._owned_by(owner)
+                streams = await self._owned_by(owner, wanted)
                 if not streams:
                     if owner:
                         await self.link.function("end_claim", owner)
@@ -275,14 +276,20 @@ class Writer:
                 before = streams
             raise StoreAway(f"{self._servers.address}: other replicas claim the same streams")
 
-    async def _owned_by(self, owner: str) -> dict[str, bytes]:
-        """Some streams of an owner, with their members of its index.
+    async def _owned_by(self, owner: str, wanted: Wanted | None = None) -> dict[str, bytes]:
+        """Some streams of an owner that are wanted, with their members of its index.
 
         Those that run come first, then the others, in the order of numbers.
         """
         index = f"{self._prefix}o:{owner}"
-        members = await self.link.call(b"ZRANGE", index, 0, STREAMS_AT_ONCE - 1)
-        return {codec.stream_in(each[1:]): each for each in members}
+        after = 0
+        while True:
+            members = await self.link.call(b"ZRANGE", index, after, after + STREAMS_AT_ONCE - 1)
+            found = {codec.stream_in(each[1:]): each for each in members}
+            streams = {each: found[each] for each in found if wanted is None or wanted(each)}
+            if streams or not members:
+                return streams
+            after += STREAMS_AT_ONCE
 
     async def _give(
         self,

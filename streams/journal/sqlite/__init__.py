@@ -50,7 +50,7 @@ import trio
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.journal.alone import Alone
-from streams.journal.contract import Shortage, Totals
+from streams.journal.contract import Shortage, Totals, Wanted
 from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.compaction import compact
@@ -142,7 +142,7 @@ class SQLiteJournal(Alone):
     def sizes(self) -> Mapping[str, int]:
         return self._store.sizes
 
-    async def claim(self, owner: str = "") -> Sequence[Record]:
+    async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
         self._check_open()
         return await self._thread.run(self._store.claim)
 

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server
+from streams.engine.leases import AWAY, BEATS
 from streams.errors import StoreAway
 from streams.journal.records import Outcome, Restore
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
@@ -78,7 +79,7 @@ async def test_a_call_of_a_take_without_an_answer_goes_on(
     await wait_all_tasks_blocked()
     inner, held = ours.reached.inner, theirs.reached.inner
     hear = inner.hear_of_release
-    inner.hear_of_release = lambda: None  # type: ignore[method-assign]
+    inner.hear_of_release = lambda _: None  # type: ignore[method-assign]
     lose_the_answer_once(ours, "take")
     await held.release()
     talker = await resumed(ours, stream)
@@ -111,7 +112,6 @@ async def test_no_call_begins_while_others_may_claim_it(
 ) -> None:
     """It would end as interrupted, and could be made again for a moment's pause."""
     ours, _ = await replicas.two()
-    talker = await ours.dial(POSITIONS)
     lost = trio.Event()
 
     async def renew() -> Any:
@@ -120,14 +120,16 @@ async def test_no_call_begins_while_others_may_claim_it(
 
     inner = ours.reached.inner
     was, inner.renew = inner.renew, renew  # type: ignore[method-assign]
-    await trio.sleep(0.8 * LEASE_S)
+    await trio.sleep((AWAY.cut_off + 1 / BEATS) * LEASE_S)
     assert lost.is_set()
+    talker = await ours.dial(POSITIONS)
     await talker.call(1, "step")
     refused = (await talker.answer(1))["error"]
     assert refused["data"] == {"reason": "unavailable", "retryAfter": 0.25}
     inner.renew = was  # type: ignore[method-assign]
     await trio.sleep(LEASE_S / 4)
     ours.steps.finish()
+    talker = await ours.dial(POSITIONS)
     await talker.call(2, "step")
     assert text_of(await talker.answer(2)) == "done"
 

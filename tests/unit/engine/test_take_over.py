@@ -1,5 +1,6 @@
 """Clients keep their streams while these go from one replica to another."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
@@ -9,7 +10,8 @@ import trio
 from trio.testing import MockClock
 
 from streams import Limits, Server
-from streams.engine.leases import BEATS, CUT_OFF, LATE
+from streams.engine.leases import AWAY, BEATS, SILENT, STEPS
+from streams.engine.replicas import SHARED_BEATS
 from streams.errors import Unavailable
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import POSITIONS, Json, Talker, named, reason, said
@@ -18,7 +20,7 @@ from tests.rigs.shared_memory import LEASE_S
 MAX_S = 600.0
 BEAT_S = LEASE_S / BEATS
 # Within this time the streams of a replica that is killed have another owner.
-CLAIMED_S = LEASE_S * 9 / 8
+CLAIMED_S = LEASE_S
 
 
 def make() -> Server:
@@ -98,9 +100,9 @@ async def test_a_replica_without_the_store_sends_its_clients_away_before_its_lea
     began_at = trio.current_time()
     while not theirs.running.engine.unready:
         await trio.sleep(0.01)
-    assert trio.current_time() - began_at <= LATE * LEASE_S + 0.05
+    assert trio.current_time() - began_at <= SILENT.late * LEASE_S + 0.05
     await talker.end()
-    assert trio.current_time() - began_at <= CUT_OFF * LEASE_S + 0.05
+    assert trio.current_time() - began_at <= SILENT.cut_off * LEASE_S + 0.05
     theirs.kill()
 
 
@@ -138,6 +140,82 @@ async def test_a_replica_that_renews_slowly_keeps_its_clients_while_it_commits(
         await heard(talker, str(number))
         await trio.sleep(LEASE_S / 8)
     assert not theirs.running.engine.unready
+
+
+async def test_a_replica_whose_store_is_refused_keeps_its_clients_longer_than_a_silent_one(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """A store that restarts refuses connections, and does so for the other replicas, too."""
+    _, theirs = await replicas.two()
+    talker, _ = await begun(theirs)
+    await trio.sleep(2 * LEASE_S)
+    began_at = trio.current_time()
+    theirs.reached.cut()
+    await talker.end()
+    took_s = trio.current_time() - began_at
+    assert AWAY.late * LEASE_S - BEAT_S < took_s <= AWAY.cut_off * LEASE_S + BEAT_S
+    theirs.kill()
+
+
+async def test_a_replica_without_the_store_does_not_send_all_clients_away_at_once(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    _, theirs = await replicas.two()
+    talkers = [(await begun(theirs))[0] for _ in range(16)]
+    await trio.sleep(2 * LEASE_S)
+    ended_at: list[float] = []
+
+    async def note_end(talker: Talker) -> None:
+        await talker.end()
+        ended_at.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        for talker in talkers:
+            nursery.start_soon(note_end, talker)
+        theirs.reached.cut()
+    steps = Counter(round(at, 2) for at in ended_at)
+    assert len(steps) >= STEPS - 1
+    assert max(steps.values()) <= len(talkers) / 2
+    theirs.kill()
+
+
+async def test_replicas_share_the_streams_of_one_that_is_gone(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    *heirs, theirs = [await replicas.start() for _ in range(3)]
+    streams = [(await begun(theirs))[1]["streamId"] for _ in range(24)]
+    await trio.sleep(2 * LEASE_S)
+    theirs.kill()
+    await trio.sleep(CLAIMED_S)
+    counts = [sum(each in heir.streams for each in streams) for heir in heirs]
+    assert sum(counts) == len(streams)
+    assert min(counts) >= 4
+
+
+async def test_replicas_share_the_streams_of_one_that_releases_them(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    *heirs, theirs = [await replicas.start() for _ in range(3)]
+    streams = [(await begun(theirs))[1]["streamId"] for _ in range(24)]
+    await trio.sleep(2 * LEASE_S)
+    await theirs.running.engine._replicas.release()  # type: ignore[union-attr]
+    await trio.sleep(0.01)
+    counts = [sum(each in heir.streams for each in streams) for heir in heirs]
+    assert sum(counts) == len(streams)
+    assert min(counts) >= 4
+    theirs.kill()
+
+
+async def test_the_share_of_a_replica_that_claims_nothing_goes_to_the_others(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, other, theirs = [await replicas.start() for _ in range(3)]
+    streams = [(await begun(theirs))[1]["streamId"] for _ in range(24)]
+    await trio.sleep(2 * LEASE_S)
+    failing(other, "claim", lambda *_: True)
+    theirs.kill()
+    await trio.sleep(CLAIMED_S + SHARED_BEATS * BEAT_S)
+    assert all(each in ours.streams for each in streams)
 
 
 # Posts

@@ -225,9 +225,9 @@ async def test_a_release_is_heard_of_and_what_it_leaves_is_claimed_once(
     async with open_replica() as one, open_replica() as two, open_replica() as three:
         await applied(one, *(Create(record(stream)) for stream in "abc"), append(1, 2, stream="a"))
         await one.release()
-        while not (await news_of(two)).has_released:
+        while (await news_of(two)).released != {one.replica}:
             pass
-        while not (await news_of(three)).has_released:
+        while (await news_of(three)).released != {one.replica}:
             pass
         counts = await two.renew()
         assert counts is not None
@@ -239,6 +239,20 @@ async def test_a_release_is_heard_of_and_what_it_leaves_is_claimed_once(
         after = await two.find("a")
         assert (found(after).owner, found(after).last) == (two.replica, 2)
         assert found(after).fence > 1
+
+
+async def test_a_claim_takes_only_what_is_wanted_and_leaves_the_rest(
+    open_replica: OpenReplica,
+) -> None:
+    async with open_replica() as one, open_replica() as two, open_replica() as three:
+        streams = [f"{number:03}" for number in range(220)]
+        await applied(one, *(Create(record(stream, number=int(stream))) for stream in streams))
+        wanted = set(streams[150:] + streams[:1])
+        records: list[Record] = []
+        while piece := await two.claim(one.replica, wanted.__contains__):
+            records += piece
+        assert sorted(each.stream for each in records) == sorted(wanted)
+        assert {each.stream for each in await claimed(three, one.replica)} == set(streams) - wanted
 
 
 async def test_a_release_of_nothing_is_no_error(open_replica: OpenReplica) -> None:
