@@ -395,11 +395,13 @@ class Replicas:
         """A followed stream has this record. A new owner is told of the client that is here."""
         was = stream.owner
         stream.follow(record)
-        if record.owner not in (was, "", self._journal.replica):
+        if record.owner in (was, self._journal.replica):
+            return
+        if record.owner:
             stream.attach_anew()
-            for number, look in self._looks.items():
-                if look.stream is stream:  # the owner has died perhaps while it had the question
-                    stream.look(number)
+        for number, look in self._looks.items():
+            if look.stream is stream:  # the owner has died perhaps while it had the question
+                stream.look(number)  # without an owner, whoever asks becomes it
 
     async def _own(self, stream_id: str) -> None:
         """Own a stream that has no owner, for the client that is attached to it here."""

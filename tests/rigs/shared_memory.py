@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 import trio
 
+from streams.clock import wall
 from streams.errors import Fenced, JournalError, Unavailable
 from streams.journal.contract import News, Post, Shortage, Totals, Wanted
 from streams.journal.memory import MemoryJournal
@@ -129,6 +130,8 @@ class SharedStore:
         if owner and self.is_doubtful(record.stream):
             given = _skipped(given)
             self.epochs[record.stream] = self.epoch
+        self.kept._evicted.remove(self.records[record.stream])
+        self.kept._evicted.add(given)
         self.records[record.stream] = given
         self.publish(record.stream)
         return given
@@ -212,7 +215,7 @@ class SharedMemoryJournal:
         store = self._store
         if owner:
             store.mark_claimed(owner)
-            store.free([record for record in store.owned_by(owner) if record.due_at is not None])
+            store.free([_resting(r) for r in store.owned_by(owner) if _may_rest(r)])
         resident = [
             record
             for record in store.owned_by(owner)
@@ -492,3 +495,14 @@ class SharedMemoryJournal:
             mine.is_over.set()
             if store.turns.get(name) is mine:
                 del store.turns[name]
+
+
+def _may_rest(record: Record) -> bool:
+    """Whether a stream needs no owner: it is evicted, or has ended and waits for its client."""
+    has_ended = record.outcome is not Outcome.LIVE and record.pages is None
+    return has_ended or record.due_at is not None
+
+
+def _resting(record: Record) -> Record:
+    due_at = wall() + record.max_s if record.due_at is None else record.due_at
+    return msgspec.structs.replace(record, due_at=due_at)

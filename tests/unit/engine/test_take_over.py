@@ -13,6 +13,7 @@ from streams import Limits, Server
 from streams.engine.leases import AWAY, BEATS, SILENT, STEPS
 from streams.engine.replicas import SHARED_BEATS
 from streams.errors import Unavailable
+from streams.journal.records import Outcome
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import POSITIONS, Json, Talker, named, reason, said
 from tests.rigs.shared_memory import LEASE_S
@@ -177,6 +178,27 @@ async def test_a_replica_without_the_store_does_not_send_all_clients_away_at_onc
     assert len(steps) >= STEPS - 1
     assert max(steps.values()) <= len(talkers) / 2
     theirs.kill()
+
+
+async def test_the_result_of_a_call_is_there_as_soon_as_its_owner_is_gone(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """An ended call gets no new owner, so the client that waits for its owner is served here."""
+    ours, theirs = await replicas.two()
+    talker, stream = await begun(theirs)
+    await trio.sleep(2 * LEASE_S)
+    theirs.again.log("a")
+    theirs.again.finish()
+    await talker.answer(1)
+    assert replicas.store.records[stream["streamId"]].outcome is not Outcome.LIVE
+    assert replicas.owner_of(stream["streamId"]) == theirs.name
+    theirs.kill()
+    began_at = trio.current_time()
+    await trio.sleep(LEASE_S / 4)
+    back = await ours.dial(POSITIONS)
+    await back.ask(2, "stream/resume", **named(stream), after=0)
+    assert "result" in await back.answer(2)
+    assert trio.current_time() - began_at < CLAIMED_S
 
 
 async def test_replicas_share_the_streams_of_one_that_is_gone(
