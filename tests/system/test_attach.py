@@ -14,6 +14,7 @@ from mcp.client.client import Client as SdkClient
 from mcp.client.stdio import stdio_client
 
 from streams import Client
+from streams.journal.ownership import hello_path
 from tests.acceptance.launch import owner_pid, wait_for_end
 from tests.rigs import HERE
 from tests.rigs.command import run
@@ -68,11 +69,17 @@ async def test_other_credentials_are_another_owner(states: Path, tmp_path: Path)
     assert len(attaching) == 3
 
 
-async def test_it_starts_without_the_server_and_finds_it_later(tmp_path: Path) -> None:
+async def test_it_starts_without_the_server_and_finds_it_later(
+    tmp_path: Path, states: Path
+) -> None:
     with trio.fail_after(3 * DEADLINE_S), ServerProcess(tmp_path) as server:
         url = f"http://127.0.0.1:{server.http_port}/mcp"
         async with attached(url) as one:
             tools = [tool.name for tool in await one.tools()]
+            [journal] = journals(states)
+            kept = hello_path(journal)
+            while not (kept.exists() and b"tools/list" in kept.read_bytes()):
+                await trio.sleep(0.01)
         server.kill()
         async with attached(url) as one:
             assert [tool.name for tool in await one.tools()] == tools

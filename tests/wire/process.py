@@ -40,13 +40,19 @@ def wait_until(what: str, is_so: Callable[[], object]) -> None:
 def kept_port() -> int:
     """A free port that the system gives to no other socket while a server is restarted.
 
-    The system chooses ports for connections from 32768 on (macOS: 49152).
+    The system chooses ports for connections from 32768 on (macOS: 49152). No port is returned
+    twice: nothing may listen at it yet.
     """
     while True:
+        port = random.randrange(10_000, 32_768)
         with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", random.randrange(10_000, 32_768)))
-            port: int = tried.getsockname()[1]
-            return port
+            tried.bind(("127.0.0.1", port))
+            if port not in _returned:
+                _returned.add(port)
+                return port
+
+
+_returned: set[int] = set()
 
 
 class _Process:
