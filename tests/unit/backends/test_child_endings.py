@@ -314,7 +314,8 @@ async def test_a_child_that_survives_sigkill_is_said_to_live(
 ) -> None:
     monkeypatch.setattr(process, "GONE_S", 0.2)
     monkeypatch.setattr(process.Process, "signal", lambda *_: None)  # as in a system call
-    child = await process.start(settings())
+    stubborn = settings(does={"start": "stubborn"})  # the end of its input must not end it first
+    child = await process.start(stubborn)
     try:
         with structlog.testing.capture_logs() as logs:
             async with trio.open_nursery() as nursery:
