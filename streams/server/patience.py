@@ -198,8 +198,7 @@ class Patience:
         self._ended: dict[str, float] = {}
         self._deadlines: Deadlines[_Asked] = Deadlines(self._due)
         self._nursery: trio.Nursery
-        self._started_at = wall()
-        self._wall_ahead_s = self._started_at - trio.current_time()
+        self._wall_ahead_s = wall() - trio.current_time()
 
     # The backend
 
@@ -277,8 +276,7 @@ class Patience:
             return 0.0
         if (ended_at := self._ended.get(stream.id)) is not None:
             return trio.current_time() - ended_at
-        is_older = stream.record.created_at >= self._started_at  # it was removed from `_ended`
-        return math.inf if is_older else wall() - stream.state.ended_at
+        return wall() - stream.state.ended_at  # elsewhere, or long ago
 
     def _attached(self, stream: Stream) -> None:
         """A client follows a running call. Each request has patience of its own, from its begin."""

@@ -179,6 +179,7 @@ def test_a_request_of_the_authors_own(host: Any) -> None:
     host(talk)
 
 
+@pytest.mark.needs_one_process("such a tool is that of one replica")
 def test_tools_come_and_go(host: Any) -> None:
     async def talk(client: Client, answers: Answers) -> None:
         assert client.server_capabilities.tools is not None

@@ -45,6 +45,8 @@ class _Post:
         elif self.exchange.media_type == LINES:
             while (line := self.exchange.take_line()) is not None:
                 self._take(line, None)
+        elif self.exchange.status == 502:
+            raise PeerGone("the balancer says that the server has ended")
         elif self.exchange.is_whole and self.exchange.status != 202:
             self._take(self.exchange.body(), None)
 

@@ -141,8 +141,13 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         """The id of the process; a server with replicas has several."""
-        [only] = self._running
-        return only.process.pid
+        [only] = self.pids
+        return only
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of all processes of the server."""
+        return [each.process.pid for each in self._running]
 
     @property
     def _running(self) -> list[_Process]:

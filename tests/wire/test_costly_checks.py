@@ -20,8 +20,8 @@ MANY = [{"a": 9_999}] * 100_000
 def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("server"), app=APP) as server:
         yield server
-        pid = server.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        tasks = [Path(f"/proc/{pid}/task/{pid}/children") for pid in server.pids]
+        children = [child for task in tasks for child in task.read_text().split()]
         states = [Path(f"/proc/{child}/stat").read_text().split()[2] for child in children]
         assert "Z" not in states
 

@@ -84,6 +84,7 @@ def test_a_child_that_runs_another_program_is_not_hindered(peer: Peer) -> None:
     assert text(peer, "with_subprocess") == "child\n"
 
 
+@pytest.mark.needs_one_process("it looks at the sockets of the process")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_child_that_lives_on_keeps_no_connection_open(
     faulty_server: ServerProcess, kind: str

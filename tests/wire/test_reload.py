@@ -95,6 +95,7 @@ def secure(tmp_path: Path, certificates: Certificates) -> Iterator[ServerProcess
         yield server
 
 
+@pytest.mark.needs_one_process("the balancer speaks no TLS")
 def test_new_handshakes_show_the_new_certificate_and_connections_go_on(
     secure: ServerProcess, certificates: Certificates
 ) -> None:
@@ -153,6 +154,7 @@ def plant_a_pipe(certificates: Certificates) -> None:
     os.mkfifo(certificates.key, 0o600)
 
 
+@pytest.mark.needs_one_process("the balancer speaks no TLS")
 @pytest.mark.parametrize(
     "harm",
     [
@@ -200,6 +202,7 @@ def test_tokens_are_read_again_and_what_is_wrong_with_them_is_told(tmp_path: Pat
         assert server.stop() == 0
 
 
+@pytest.mark.needs_one_process("replicas read the keys one after the other")
 def test_a_key_set_is_read_again_at_once(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps({"keys": [jwts.jwk(jwts.RSA, "one")]}))
@@ -220,6 +223,7 @@ def test_a_key_set_is_read_again_at_once(tmp_path: Path) -> None:
         connection.close()
 
 
+@pytest.mark.needs_one_process("the balancer speaks no TLS")
 def test_nothing_waits_for_an_issuer_that_does_not_answer(
     tmp_path: Path, certificates: Certificates
 ) -> None:
@@ -296,7 +300,7 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which children inherit
     try:
         with ServerProcess(tmp_path) as server:
-            assert ignores_hangups(server.pid)
+            assert all(map(ignores_hangups, server.pids))
             server.send(signal.SIGHUP)
             assert server.stop() == 0
         assert not any("reloading" in line for line in server.log)

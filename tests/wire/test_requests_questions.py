@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from tests.wire.conftest import Wire
 from tests.wire.process import Gate
 from tests.wire.raw import Message, method_is
@@ -107,6 +109,7 @@ def test_an_answered_question_is_not_asked_again(wire: Wire, gate: Gate) -> None
     assert answer_in(response) == ACCEPT
 
 
+@pytest.mark.needs_one_process("the first that reaches the owner counts", over="http")
 def test_the_first_answer_counts(wire: Wire) -> None:
     """W§5: "An answer counts from the stream's owner or from the connection that it was delivered
     to; the first counts, later ones are dropped": the displaced client had been asked as well."""
