@@ -482,6 +482,20 @@ async def test_a_call_is_waited_for_at_another_replica(
     assert text_of(await first.answer(3)) == "fetched elsewhere", "the response stays"
 
 
+async def test_a_call_that_ended_at_another_replica_is_not_run_again(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    once = PatienceSettings(once=("step",))
+    theirs, ours = [await replicas.start(patience=once) for _ in range(2)]
+    first, second = await theirs.dial(PLAIN, "os(7)"), await ours.dial(PLAIN, "os(7)")
+    await first.call(1, "step")
+    theirs.steps.finish("run once")
+    assert text_of(await first.answer(1)) == "run once"
+    await second.call(2, "step")
+    assert text_of(await second.answer(2)) == "run once"
+    assert ours.streams == []
+
+
 async def test_patience_ends_a_wait_at_another_replica(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
