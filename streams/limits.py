@@ -14,9 +14,11 @@ LEASE_MAX_S = 3600.0
 # When a client tries again while the store of replicas is away. The answer costs no question to
 # the store, and a store that restarts is back within a second or two.
 STORE_RETRY_S = 0.25
+CACHE_BYTES_MAX = 64 * MIB
 JOURNAL_BYTES_MIN = 16 * MIB  # less has no room for a few long messages and their WAL
 _MAY_BE_ZERO = (
     "journal_bytes_max",
+    "journal_cache_bytes_max",
     "resident_max",
     "bytes_per_principal_max",
     "requests_per_principal_max",
@@ -47,6 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_principal_max: float = 0.0  # a second, in the long run; 0: no limit
     streams_max: int = 1_000_000
     journal_bytes_max: int = 16_384 * MIB  # of the journal's file and its WAL; 0: no limit
+    journal_cache_bytes_max: int = CACHE_BYTES_MAX  # of the file's newest lines, in memory; 0: none
     # The share of all anonymous callers together. A limit for each would bound nothing: an
     # anonymous caller gets a new name with each connection.
     journal_anonymous_share: float = 0.25

@@ -116,6 +116,7 @@ async def open_storage(place: Place, limits: Limits) -> AsyncIterator[tuple[Jour
             durability=place.durability,
             bytes_max=limits.journal_bytes_max or None,
             anonymous_bytes_max=limits.anonymous_bytes_max or None,
+            cache_bytes_max=limits.journal_cache_bytes_max,
             is_compact=place.is_compact,
         ) as journal:
             yield journal, await _keys_of_file(place.key_file, key_path(path))

@@ -58,7 +58,7 @@ from streams.journal.sqlite.file import APPLICATION_ID, SCHEMA_VERSION
 from streams.journal.sqlite.store import SQLiteStore
 from streams.journal.sqlite.tables import SQLiteLookups
 from streams.journal.webhooks import Webhook
-from streams.limits import Durability
+from streams.limits import CACHE_BYTES_MAX, Durability
 from streams.messages import Run
 
 __all__ = [
@@ -255,6 +255,7 @@ async def open_sqlite_journal(
     bytes_max: int | None = None,
     anonymous_bytes_max: int | None = None,
     file_bytes_max: int | None = None,
+    cache_bytes_max: int = CACHE_BYTES_MAX,
     is_compact: bool = False,
 ) -> AsyncIterator[SQLiteJournal]:
     """Open the journal at `path`, and own it until the end of the block; see `SQLiteStore`."""
@@ -267,6 +268,7 @@ async def open_sqlite_journal(
             bytes_max=bytes_max,
             anonymous_bytes_max=anonymous_bytes_max,
             file_bytes_max=file_bytes_max,
+            cache_bytes_max=cache_bytes_max,
             is_compact=is_compact,
         )
 

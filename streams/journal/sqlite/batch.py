@@ -241,6 +241,8 @@ class Batch:
             tails.forget(tail)
         for tail in self._trimmed:
             tail.oldest = UNKNOWN
+            if tail.now is not None:
+                tails.recent.drop(tail.now.stream, tail.now.trimmed)
         # A batch is in a cycle, so it lives longer than its segments may.
         segments, self._segments = self._segments, {}
         tails.publish(

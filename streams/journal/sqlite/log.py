@@ -32,7 +32,8 @@ from streams.journal.records import (
     apply,
 )
 from streams.journal.runs import as_one
-from streams.limits import MIB
+from streams.journal.sqlite.segments import Recent
+from streams.limits import CACHE_BYTES_MAX, MIB
 from streams.messages import Run
 
 
@@ -164,10 +165,6 @@ NO_SEGMENT: Final = 2**63
 # lines. With them, tails are written as fast as the log grows.
 _TAIL_COST: Final = 256
 ENTRY_COST: Final = 128
-
-# Segments of the last commit that stay in memory until the next one: enough for one fast stream,
-# or for a hundred. An idle server keeps no more than that.
-NEWEST_BYTES_MAX: Final = 4 * MIB
 _WAL_PART: Final = 8
 
 _last = attrgetter("last")
@@ -186,6 +183,7 @@ class Budget(msgspec.Struct, frozen=True):
     streams_max: int = 20_000
     # One commit, or a long read transaction of another program, may exceed it.
     wal_bytes: int = 64 * MIB
+    recent_bytes: int = CACHE_BYTES_MAX  # segments in memory
 
     def within(self, bytes_max: int) -> "Budget":
         """The budget of a journal of at most `bytes_max` bytes, smaller for a small journal."""
@@ -290,9 +288,7 @@ class Tails:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.known: dict[str, Tail] = {}
-        # The segments of the last commit, by stream. A connection that follows a stream wants them
-        # next, and to read 1 MiB of them from the file takes half a millisecond.
-        self.newest: Mapping[str, Sequence[Run]] = {}
+        self.recent = Recent(budget.recent_bytes)
         self.next_row = 1
         self._ahead: dict[Tail, None] = {}  # of the tables, in the order of `since`
         self._ripe: dict[Tail, None] = {}  # long enough for a segment
@@ -368,9 +364,8 @@ class Tails:
         `chosen` tails were written to the tables, with these `segments`. Those in `met` were not in
         memory before.
         """
-        size = sum(len(run.body) for runs in segments.values() for run in runs)
-        # First: a reader looks at it last.
-        self.newest = segments if size <= NEWEST_BYTES_MAX else {}
+        for stream, runs in segments.items():  # first: a reader looks at them last
+            self.recent.add(stream, runs)
         row = self.next_row
         self._logged(row_bytes, first_row)
         self._publish(touched, row)
@@ -400,6 +395,7 @@ class Tails:
         """The stream was forgotten."""
         assert tail.record is not None
         self.known.pop(tail.record.stream, None)
+        self.recent.drop(tail.record.stream, tail.record.last)
         self._ahead.pop(tail, None)
         self._ripe.pop(tail, None)
 

@@ -42,7 +42,7 @@ from streams.journal.sqlite.tables import (
     overlaid,
     record_of,
 )
-from streams.limits import DAY_S, MIB, Durability
+from streams.limits import CACHE_BYTES_MAX, DAY_S, MIB, Durability
 from streams.logs import log
 from streams.messages import Run
 
@@ -74,6 +74,7 @@ class SQLiteStore:
         bytes_max: int | None = None,
         anonymous_bytes_max: int | None = None,
         file_bytes_max: int | None = None,
+        cache_bytes_max: int = CACHE_BYTES_MAX,
         budget: Budget | None = None,
         is_compact: bool = False,
     ) -> None:
@@ -83,7 +84,8 @@ class SQLiteStore:
         `bytes_max` replaces that and limits the file and its WAL together: an eighth of it, at most
         64 MiB, is for the WAL, which may exceed that by one commit of up to 49 MiB. On a small disk
         both are smaller. `anonymous_bytes_max` limits the streams of all anonymous callers
-        together. With `is_compact` the file can be compacted by `shrink`; an older file is
+        together. Of the segments that were written last, `cache_bytes_max` bytes stay in memory.
+        With `is_compact` the file can be compacted by `shrink`; an older file is
         written anew first.
 
         Raises `JournalUnusable`, which says what to do, if the file is owned by another process,
@@ -95,7 +97,7 @@ class SQLiteStore:
         self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
-        budget = budget or Budget()
+        budget = budget or Budget(recent_bytes=cache_bytes_max)
         if bytes_max is not None:
             budget = budget.within(bytes_max)
             file_bytes_max = bytes_max - budget.wal_bytes
@@ -305,9 +307,8 @@ class SQLiteStore:
         # The tail is read first: one that moves to the tables meanwhile is seen twice, not missed.
         tail = self._tails.known.get(stream)
         beyond = () if tail is None else tail.beyond(after)
-        newest = self._tails.newest.get(stream)
-        if newest and newest[0].seq <= after + 1 and newest[-1].last > after:
-            return joined((run for run in newest if run.last > after), after, bytes_max)
+        if recent := joined(self._tails.recent.after(stream, after), after, bytes_max):
+            return recent
         if beyond and beyond[0].seq <= after + 1:
             return joined(beyond, after, bytes_max)
         try:
