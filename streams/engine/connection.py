@@ -152,6 +152,15 @@ class Session:
         for delivery in self.deliveries:
             delivery.stream.read_differently(delivery)
 
+    def end(self) -> None:
+        """The session has ended.
+
+        Its callbacks lead back to it. Dropping them frees it and its connection now: of a thousand
+        clients that come and go, the garbage collector would have to find the cycles.
+        """
+        on_end, self.on_end, self.on_notice = self.on_end, _nothing, _nothing
+        on_end()
+
     async def save(self) -> None:
         """Store its log level and its subscriptions, where the session outlives its connection."""
         await self.on_change()
@@ -221,7 +230,7 @@ class Session:
 
 
 def _nothing() -> None:
-    """Over HTTP the standing stream waits for notices itself."""
+    """Most sessions need no callback: over HTTP the standing stream waits for notices itself."""
 
 
 class EventIds(Protocol):

@@ -319,7 +319,7 @@ class Engine:
         finally:
             self._young.pop(connection, None)
             await self._close(connection)
-            connection.session.on_end()
+            connection.session.end()
 
     async def respond(
         self,

@@ -351,7 +351,7 @@ class Sessions:
     def unload(self, session: HttpSession) -> None:
         """Let a session leave memory, and close its connections; the journal keeps it."""
         self._leave(session)
-        session.on_end()
+        session.end()
 
     def find(self, session_id: str, caller: str | None = None) -> HttpSession | None:
         """This caller's session of this id, which counts as used now. Idle sessions are ended."""
@@ -445,7 +445,7 @@ class Sessions:
         self._leave(session)
         self._committer.add(DropSession(session.key))
         self._on_end(session)
-        session.on_end()
+        session.end()
 
     def _leave(self, session: HttpSession) -> None:
         if session.standing is not None:

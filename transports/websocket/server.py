@@ -124,7 +124,8 @@ class _Server:
             caller = await self.listener.authenticate(opening.head)
             stack.enter_context(self.listener.counted(caller))
             subprotocol = _agreed(opening)
-            await send_pieces(stream, [opening.accept(subprotocol)])
+            if rest := send_now(stream, [opening.accept(subprotocol)]):  # others have just run
+                await send_pieces(stream, rest)
         except HttpError as refused:
             await refuse(stream, refused)
             return None

@@ -235,7 +235,7 @@ class HttpEndpoint:
             try:
                 await self._engine.sessions.add(session)
             except (Refusal, Unavailable) as error:
-                session.on_end()
+                session.end()
                 raise _not_now(error) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)

@@ -1,5 +1,7 @@
 """How much a connection writes at once: a run, or several to a peer that takes them at once."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -144,3 +146,19 @@ async def test_a_stream_is_announced_while_the_next_message_is_handled(
         assert started(house) == []
         journal.let_go()
         await talker.announced()
+
+
+async def test_a_connection_that_has_ended_is_no_work_for_the_garbage_collector(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_house(flooding()) as house:
+        talker = await house.dial()
+        await house.dial()  # the engine looks after the newest connection for longer
+        first, _ = map(weakref.ref, house.running.engine.connections)
+        gc.disable()
+        try:
+            await talker.channel.aclose()
+            await trio.sleep(2 * YOUNG_S)
+            assert first() is None
+        finally:
+            gc.enable()
