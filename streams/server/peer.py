@@ -292,6 +292,9 @@ class Peer:
     def _guest(self) -> Guest:
         return self._guests.of(self.session)
 
+    def _kept_caller(self) -> bytes:
+        return self.caller().kept()
+
     def _received(self, message: Message, line: bytes) -> Received:
         return Received(message, line, self.session, self.caller())
 
@@ -348,12 +351,11 @@ class Peer:
         _check_length(begun.progress_token, "_meta.progressToken")
         await self._engine.make_room(self.session)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
-        self._start(begun, received, line, connection, origin=message)
+        self._start(begun, line, connection, origin=message)
 
     def _start(
         self,
         run: Run,
-        received: Received,
         line: bytes,
         connection: Connection,
         *,
@@ -370,7 +372,7 @@ class Peer:
             is_paged=run.is_paged,
             is_restartable=run.is_restartable,
             is_rerunnable=run.is_rerunnable,
-            caller=received.caller.kept,
+            caller=self._kept_caller,
             is_repeatable=run.is_repeatable,
             is_findable=run.is_findable,
             mark=mark,
@@ -535,8 +537,7 @@ class Peer:
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         # With a mark, `line` differs from `message`.
         origin = message if mark is None else None
-        received = self._received(message, line)
-        self._start(run, received, line, connection, mark=mark, origin=origin)
+        self._start(run, line, connection, mark=mark, origin=origin)
 
     async def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection

@@ -186,7 +186,8 @@ class _Server:
                 continue
             bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
             # A client sends its next request only once it has read the response.
-            data = await connection.receive(bytes_max, is_early=phase is Phase.NOTHING)
+            is_early = phase is Phase.NOTHING
+            data = connection.pipelined() or await connection.read(bytes_max, is_early=is_early)
             if not data:
                 if requests.phase is Phase.NOTHING:
                     return None
@@ -291,17 +292,16 @@ class _Connection:
         self._has_stopped = trio.Event()
         self._sending: trio.CancelScope | None = None
 
-    async def receive(self, bytes_max: int, *, is_early: bool = False) -> bytes:
+    def pipelined(self) -> bytes:
+        """Take the bytes that came while a response was sent. Parse them before reading more."""
+        data = bytes(self._pipelined)
+        self._pipelined.clear()
+        return data
+
+    async def read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
         """The next bytes of the peer; empty when it sends no more. See `receive_some`."""
-        if self._pipelined:
-            data = bytes(self._pipelined)
-            self._pipelined.clear()
-            return data
         if self.gone.is_set():
             return b""
-        return await self._read(bytes_max, is_early=is_early)
-
-    async def _read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
         try:
             return await receive_some(self._stream, bytes_max, is_early=is_early)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -352,7 +352,7 @@ class _Connection:
         try:
             with scope:
                 while (room := PIPELINED_BYTES_MAX - len(self._pipelined)) > 0:
-                    data = await self._read(room)
+                    data = await self.read(room)
                     if not data:
                         self.hang_up()
                         return
@@ -361,7 +361,7 @@ class _Connection:
             has_stopped.set()
 
     async def unwatch(self) -> None:
-        """Stop watching: `receive` reads again."""
+        """Stop watching: `read` may be called again."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
