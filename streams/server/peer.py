@@ -45,7 +45,15 @@ from streams.server.backend import REVISIONS, Backend, CallTool, Guest, Received
 from streams.server.caller import CallerInfo
 from streams.server.methods import log_dropped
 from streams.server.patience import Patience
-from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work, work_on
+from streams.turns import (
+    LARGE_BYTES,
+    UNIT_BYTES,
+    LargeWork,
+    RateLimit,
+    Turns,
+    large_work,
+    work_on,
+)
 
 # Revision 2026-07-28 has no handshake. Each request names its revision under this key; over HTTP a
 # header names it as well.
@@ -151,7 +159,7 @@ class Peer:
         self._connection: Connection | None = None  # None over HTTP
         self._guests = guests
         self._engine = engine
-        self._large = large_work()
+        self._large: LargeWork  # for the messages of the connection
         self._tasks: trio.Nursery | None = None  # of the connection; None over HTTP
         self._check_slots: trio.Semaphore  # for those tasks
 
@@ -168,6 +176,7 @@ class Peer:
     async def run(self, connection: Connection) -> None:
         """Handle the messages of a connection until the client stops sending."""
         self._check_slots = trio.Semaphore(CHECKS_MAX)
+        self._large = large_work()
         self._connection = connection
         async with trio.open_nursery() as self._tasks:
             await self._listen(connection)
@@ -263,7 +272,8 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        check_revision(await self._work(line, partial(revision_in, message, line)))
+        if self._connection is not None:  # over HTTP the endpoint has checked it
+            check_revision(await self._work(line, partial(revision_in, message, line)))
         if request_id in self.session.checking:  # a resume cannot displace such a call
             check_free(self.session, request_id)
         if self.delivers(method):  # they check the id, since a resume may displace its holder
