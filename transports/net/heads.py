@@ -62,17 +62,19 @@ class RememberedHead:
         end = data.find(b"\r", start, start + REMEMBERED_BYTES_MAX)
         if not (data.startswith(self._before) and data.startswith(self._behind, end)):
             return None
-        digits = data[start:end]
+        head, digits = self.head, data[start:end]
         if digits == self._digits:
-            return self.head
+            return head
         value = digits.decode("latin-1")
         if not _LENGTH.fullmatch(value):
             return None
-        return self.head._replace(
-            fields={**self.head.fields, "content-length": [value]},
-            headers={**self.head.headers, "content-length": value},
-            body_bytes=int(value),
-            size=end + len(self._behind),
+        return PlainHead(
+            head.method,
+            head.target,
+            {**head.fields, "content-length": [value]},
+            {**head.headers, "content-length": value},
+            int(value),
+            end + len(self._behind),
         )
 
 
