@@ -900,7 +900,8 @@ class Connection:
         self._outbox, self._outbox_bytes = [], 0
         if self._notices:
             write.add(*map(self._framing.line, self.session.notices.take()))
-        await self._gather(write)
+        if self.ready:
+            await self._gather(write)
         return write
 
     async def _put(self, write: _Write) -> None:

@@ -7,17 +7,14 @@ class Departure:
     """Begins once; `settled` waits for all that has entered."""
 
     def __init__(self) -> None:
+        self.has_begun = False  # see the protocol
         self._begun = trio.Event()
         self._present = 0
         self._changed = trio.lowlevel.ParkingLot()
 
-    @property
-    def has_begun(self) -> bool:
-        """See the protocol."""
-        return self._begun.is_set()
-
     def begin(self) -> None:
         """From now on nothing new is accepted."""
+        self.has_begun = True
         self._begun.set()
 
     async def begun(self) -> None:

@@ -239,7 +239,8 @@ class Engine:
 
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
-        self._nursery.start_soon(self._run, stream, handler)
+        # With a name given, trio need not make one.
+        self._nursery.start_soon(self._run, stream, handler, name="a call")
 
     @property
     def is_draining(self) -> bool:

@@ -45,7 +45,15 @@ from streams.server.backend import REVISIONS, Backend, CallTool, Guest, Received
 from streams.server.caller import CallerInfo
 from streams.server.methods import log_dropped
 from streams.server.patience import Patience
-from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work, work_on
+from streams.turns import (
+    LARGE_BYTES,
+    UNIT_BYTES,
+    LargeWork,
+    RateLimit,
+    Turns,
+    large_work,
+    work_on,
+)
 
 # Revision 2026-07-28 has no handshake. Each request names its revision under this key; over HTTP a
 # header names it as well.
@@ -151,7 +159,7 @@ class Peer:
         self._connection: Connection | None = None  # None over HTTP
         self._guests = guests
         self._engine = engine
-        self._large = large_work()
+        self._large: LargeWork  # for the messages of the connection
         self._tasks: trio.Nursery | None = None  # of the connection; None over HTTP
         self._check_slots: trio.Semaphore  # for those tasks
 
@@ -168,6 +176,7 @@ class Peer:
     async def run(self, connection: Connection) -> None:
         """Handle the messages of a connection until the client stops sending."""
         self._check_slots = trio.Semaphore(CHECKS_MAX)
+        self._large = large_work()
         self._connection = connection
         async with trio.open_nursery() as self._tasks:
             await self._listen(connection)
@@ -263,7 +272,8 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        check_revision(await self._work(line, partial(revision_in, message, line)))
+        if self._connection is not None:  # over HTTP the endpoint has checked it
+            check_revision(await self._work(line, partial(revision_in, message, line)))
         if request_id in self.session.checking:  # a resume cannot displace such a call
             check_free(self.session, request_id)
         if self.delivers(method):  # they check the id, since a resume may displace its holder
@@ -291,6 +301,9 @@ class Peer:
     @cached_property
     def _guest(self) -> Guest:
         return self._guests.of(self.session)
+
+    def _kept_caller(self) -> bytes:
+        return self.caller().kept()
 
     def _received(self, message: Message, line: bytes) -> Received:
         return Received(message, line, self.session, self.caller())
@@ -348,12 +361,11 @@ class Peer:
         _check_length(begun.progress_token, "_meta.progressToken")
         await self._engine.make_room(self.session)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
-        self._start(begun, received, line, connection, origin=message)
+        self._start(begun, line, connection, origin=message)
 
     def _start(
         self,
         run: Run,
-        received: Received,
         line: bytes,
         connection: Connection,
         *,
@@ -370,7 +382,7 @@ class Peer:
             is_paged=run.is_paged,
             is_restartable=run.is_restartable,
             is_rerunnable=run.is_rerunnable,
-            caller=received.caller.kept,
+            caller=self._kept_caller,
             is_repeatable=run.is_repeatable,
             is_findable=run.is_findable,
             mark=mark,
@@ -535,8 +547,7 @@ class Peer:
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         # With a mark, `line` differs from `message`.
         origin = message if mark is None else None
-        received = self._received(message, line)
-        self._start(run, received, line, connection, mark=mark, origin=origin)
+        self._start(run, line, connection, mark=mark, origin=origin)
 
     async def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection

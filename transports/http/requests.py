@@ -19,7 +19,7 @@ import h11
 from streams.errors import refusal
 from streams.exchange import Head, Headers, HttpError, Request
 from transports.http.cors import cors_headers
-from transports.net.heads import PlainHead, plain_head
+from transports.net.heads import PlainHead, RememberedHead, plain_head
 from transports.net.origins import Origins
 
 # Some bearer tokens have several kilobytes. No usual head needs more.
@@ -68,6 +68,7 @@ class Requests:
         self._limit = body_bytes_max  # of the body that is being read
         self._unread = b""  # what came before the current request was begun, or behind its end
         self._plain: PlainHead | None = None  # of the current request, where h11 does not read it
+        self._remembered: RememberedHead | None = None  # of a request before it, which was checked
         self._h11: h11.Connection | None = None  # reads the current request, where that is unusual
         self._head: h11.Request | None = None  # of that request
         self._fields: Mapping[str, Sequence[str]] = {}  # its header, names in lower case
@@ -100,7 +101,7 @@ class Requests:
     @property
     def head(self) -> Head | None:
         """The head of a request whose body is incomplete."""
-        return Head(*self._told()) if self.phase is Phase.BODY else None
+        return Head(*self._told) if self.phase is Phase.BODY else None
 
     def limit_body(self, bytes_max: int) -> None:
         """Limit the body of this request to so many bytes. Raises `HttpError`."""
@@ -116,7 +117,7 @@ class Requests:
         request were parsed.
         """
         self.has_more = False
-        if self.phase is Phase.HEAD and self._h11 is None:
+        if self._unread and self._plain is None and self._h11 is None:
             self._begin()
         if self._plain is not None:
             return self._complete_plain(self._plain)
@@ -125,14 +126,18 @@ class Requests:
     def _begin(self) -> None:
         """Read the head without h11 if it is a usual one that came in one piece."""
         data, self._unread = self._unread, b""
-        head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
+        head = None if self._remembered is None else self._remembered.again(data)
         if head is None:
-            self._fields = {}  # not those of the previous request, if this head is malformed
-            self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
-            self.feed(data)
-            return
+            head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
+            if head is None:
+                self._fields = {}  # not those of the previous request, if this head is malformed
+                self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
+                self.feed(data)
+                return
+            self._fields = head.fields
+            self._check_names(head.fields["host"])
+            self._remembered = RememberedHead.of(head, data)
         self._fields = head.fields
-        self._check_names(head.fields["host"])
         self._check_length()
         self._may_have_body = head.method != "HEAD"
         self._is_chunked = True
@@ -233,9 +238,10 @@ class Requests:
         return HttpError(413, refusal("too_large", limit=self._limit))
 
     def _complete(self) -> Request:
-        if len(self._body.rstrip(b"\r\n")) > self._limit:
+        body = bytes(self._body)
+        if len(body) > self._limit and len(body.rstrip(b"\r\n")) > self._limit:
             raise self._too_large()
-        request = Request(*self._told(), bytes(self._body), query=self._target.partition("?")[2])
+        request = Request(*self._told, body, query=self._target.partition("?")[2])
         self._is_alone = not self._is_chunked or "close" in _listed(self._fields, "connection")
         self._plain = self._h11 = self._head = None
         self._fed_bytes = 0
@@ -243,15 +249,14 @@ class Requests:
         self._body.clear()
         return request
 
-    def _told(self) -> tuple[str, str, dict[str, str]]:
+    @property
+    def _told(self) -> tuple[str, str, Mapping[str, str]]:
         """Method, path and headers of a head."""
         if self._plain is not None:
-            method = self._plain.method
-        else:
-            assert self._head is not None
-            method = self._head.method.decode()
+            return self._plain.method, _path_of(self._plain.target), self._plain.headers
+        assert self._head is not None
         headers = {name: ", ".join(values) for name, values in self._fields.items()}
-        return method, _path_of(self._target), headers
+        return self._head.method.decode(), _path_of(self._target), headers
 
     @property
     def _target(self) -> str:

@@ -4,7 +4,6 @@ It knows no MCP. It checks connections, bounds all times and sizes, and writes r
 that may hang up meanwhile. `transports.http.requests` has the protocol.
 """
 
-import math
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Unpack
@@ -31,6 +30,7 @@ from streams.turns import TURN_UNITS, Turns
 from transports.http.cors import PREFLIGHT, is_preflight
 from transports.http.debt import Debt
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
+from transports.http.waits import Wait, Waits
 from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
 from transports.net.sockets import (
     CLOSE_S,
@@ -43,11 +43,6 @@ from transports.net.sockets import (
     send_pieces,
     unsent_to_socket,
 )
-
-# How long the next part of a request may take, after the previous part has ended. Clients and
-# proxies keep idle connections for about 60 s; the server must not close first. A body of 4 MiB in
-# 30 s needs 1.1 Mbit/s.
-PATIENCE_S: Final = {Phase.NOTHING: 75.0, Phase.HEAD: 10.0, Phase.BODY: 30.0}
 
 # The size of one read of a body, which is parsed without letting other tasks run.
 BODY_READ_BYTES: Final = 64 * 1024
@@ -78,6 +73,7 @@ async def serve(
     task_status.started(listener.port)
     server = _Server(listener, endpoint, body_bytes_max, screen)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.waits.run)
         if listener.departure is not None:
             nursery.start_soon(server.end_idle, listener.departure)
         await listener.serve(server.serve_connection)
@@ -91,22 +87,17 @@ class _Server:
     endpoint: Endpoint
     body_bytes_max: int
     screen: Screen | None
-    idle: dict[trio.CancelScope, None] = field(default_factory=dict)  # between two requests
-    # Those that wait for a request, or for the rest of one, in this order.
-    waiting: dict[trio.CancelScope, None] = field(default_factory=dict)
+    waits: Waits = field(default_factory=Waits)
     stuck: "dict[_Connection, None]" = field(default_factory=dict)  # whose peers must read first
 
     async def end_idle(self, departure: Departure) -> None:
         """Close the connections that wait for a next request, once the departure begins."""
         await departure.begun()
-        for patience in self.idle:
-            patience.cancel()
+        self.waits.end_idle()
 
     def _make_room(self) -> bool:
         """Close the connection that has waited longest for its peer; False without one."""
-        for patience in self.waiting:
-            del self.waiting[patience]
-            patience.cancel()
+        if self.waits.end_longest():
             return True
         for connection in self.stuck:
             del self.stuck[connection]
@@ -128,27 +119,26 @@ class _Server:
 
     async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
-        patience = trio.CancelScope()  # for all requests, with the deadline of what is waited for
+        wait = Wait()
         try:
             self.listener.check_room(connection.tcp, self._make_room)
-            with patience:
-                await self._serve_in_turn(connection, requests, patience)
-            if patience.cancelled_caught and requests.phase is not Phase.NOTHING:
+            with wait.scope:
+                await self._serve_in_turn(connection, requests, wait)
+            if wait.scope.cancelled_caught and requests.phase is not Phase.NOTHING:
                 raise _incomplete()
         except HttpError as refused:
             await connection.unwatch()
             refused.headers = (*refused.headers, *requests.cors)
             await connection.refuse(refused)
         finally:
-            self.idle.pop(patience, None)
-            self.waiting.pop(patience, None)
+            self.waits.end(wait)
             connection.end()
 
     async def _serve_in_turn(
-        self, connection: "_Connection", requests: Requests, patience: trio.CancelScope
+        self, connection: "_Connection", requests: Requests, wait: Wait
     ) -> None:
         phase = Phase.HEAD  # the first request must come at once
-        while request := await self._next_request(connection, requests, phase, patience):
+        while request := await self._next_request(connection, requests, phase, wait):
             if connection.turns.spend():
                 await connection.turns.wait()
             try:
@@ -171,7 +161,7 @@ class _Server:
         connection: "_Connection",
         requests: Requests,
         phase: Phase,
-        patience: trio.CancelScope,
+        wait: Wait,
     ) -> Request | None:
         """The next request, or None when the peer has hung up.
 
@@ -179,15 +169,12 @@ class _Server:
         """
         caller: Caller | None = None
         is_admitted = False
-        patience.deadline = trio.current_time() + PATIENCE_S[phase]
-        self.waiting[patience] = None
-        if phase is Phase.NOTHING:
-            self.idle[patience] = None
+        self.waits.begin(wait, phase)
         while (request := requests.next_request(EVENTS_MAX)) is None:
-            if requests.phase not in (phase, Phase.NOTHING):
-                phase = requests.phase
-                patience.deadline = trio.current_time() + PATIENCE_S[phase]
-            if not is_admitted and (head := requests.head) is not None:
+            if (now := requests.phase) not in (phase, Phase.NOTHING):
+                phase = now
+                self.waits.begin(wait, phase)
+            if phase is Phase.BODY and not is_admitted and (head := requests.head) is not None:
                 caller = await self._admit(head)
                 self._screen(requests, head, caller)
                 is_admitted = True
@@ -199,22 +186,22 @@ class _Server:
                 continue
             bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
             # A client sends its next request only once it has read the response.
-            data = await connection.receive(bytes_max, is_early=phase is Phase.NOTHING)
+            is_early = phase is Phase.NOTHING
+            data = connection.pipelined() or await connection.read(bytes_max, is_early=is_early)
             if not data:
                 if requests.phase is Phase.NOTHING:
                     return None
                 raise _incomplete()
-            self.idle.pop(patience, None)
+            self.waits.heard(wait)
             connection.debt.owe()
             requests.feed(data)
             if connection.turns.spend():
                 await connection.turns.wait()
         if not is_admitted:
             caller = await self._admit(request)
-        if patience.cancel_called:
+        if wait.is_over:
             raise _incomplete()
-        patience.deadline = math.inf
-        self.waiting.pop(patience, None)
+        self.waits.end(wait)
         return request if caller is None else msgspec.structs.replace(request, caller=caller)
 
     async def _admit(self, head: Head) -> Caller | None:
@@ -305,17 +292,16 @@ class _Connection:
         self._has_stopped = trio.Event()
         self._sending: trio.CancelScope | None = None
 
-    async def receive(self, bytes_max: int, *, is_early: bool = False) -> bytes:
+    def pipelined(self) -> bytes:
+        """Take the bytes that came while a response was sent. Parse them before reading more."""
+        data = bytes(self._pipelined)
+        self._pipelined.clear()
+        return data
+
+    async def read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
         """The next bytes of the peer; empty when it sends no more. See `receive_some`."""
-        if self._pipelined:
-            data = bytes(self._pipelined)
-            self._pipelined.clear()
-            return data
         if self.gone.is_set():
             return b""
-        return await self._read(bytes_max, is_early=is_early)
-
-    async def _read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
         try:
             return await receive_some(self._stream, bytes_max, is_early=is_early)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -366,7 +352,7 @@ class _Connection:
         try:
             with scope:
                 while (room := PIPELINED_BYTES_MAX - len(self._pipelined)) > 0:
-                    data = await self._read(room)
+                    data = await self.read(room)
                     if not data:
                         self.hang_up()
                         return
@@ -375,7 +361,7 @@ class _Connection:
             has_stopped.set()
 
     async def unwatch(self) -> None:
-        """Stop watching: `receive` reads again."""
+        """Stop watching: `read` may be called again."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None

@@ -83,7 +83,7 @@ def _plain_opening(head: bytes) -> Opening | None:
     found = plain_head(head, HEAD_BYTES_MAX, FIELDS_MAX)
     if found is None or found.method != "GET" or found.body_bytes:
         return None
-    fields = {name: ", ".join(values) for name, values in found.fields.items()}
+    fields = found.headers
     key = fields.get("sec-websocket-key", "")
     is_opening = (
         "upgrade" in _listed(fields.get("connection", "").lower())

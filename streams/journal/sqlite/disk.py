@@ -171,8 +171,9 @@ class Room:
         if whole is None:
             return None
         free = whole - (self._index.database_bytes() or _pages(reader, "page_count"))
-        if free < _reserve(whole, was_short=self._is_short):
-            free += self._unused(reader)
+        if free >= _reserve(whole, was_short=self._is_short):
+            return None
+        free += self._unused(reader)
         found = shortage_of(free, whole, self._where, was_short=self._is_short, limit=self._limit)
         if found is None or self._limit is None:
             return found

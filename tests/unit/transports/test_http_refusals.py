@@ -18,7 +18,7 @@ from tests.rigs.bare_http import (
     to_the_end,
 )
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, Phase, Requests
-from transports.http.server import PATIENCE_S
+from transports.http.waits import PATIENCE_S
 from transports.net.origins import Origins
 
 
