@@ -207,7 +207,7 @@ class SQLiteStore:
             or self._is_full
             or len(changes) > AT_ONCE_CHANGES_MAX
             or _bytes_of(changes) > AT_ONCE_BYTES_MAX
-            or self._checkpoints.are_due
+            or self._checkpoints.are_due(_needed(changes))
             or (self._share is not None and self._share.is_due)
             or any(map(self._may_delete_lines, changes))
         )
@@ -256,8 +256,7 @@ class SQLiteStore:
         batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
 
         def write() -> Answers:
-            # A commit writes its lines once to the log and at most twice to the tables.
-            self._checkpoints.make_room(MIB + 3 * _bytes_of(changes))
+            self._checkpoints.make_room(_needed(changes))
             if self._share is not None:
                 self._share.recount(self._anonymous_unwritten)
             self._writer.execute("BEGIN IMMEDIATE")
@@ -399,3 +398,11 @@ class SQLiteStore:
 
 def _bytes_of(changes: Sequence[Change]) -> int:
     return sum(len(change.run.body) for change in changes if type(change) is Append)
+
+
+def _needed(changes: Sequence[Change]) -> int:
+    """How much a commit adds to the WAL at most.
+
+    It writes its lines once to the log and at most twice to the tables.
+    """
+    return MIB + 3 * _bytes_of(changes)

@@ -297,6 +297,12 @@ async def test_a_commit_that_may_delete_segments_is_left_to_the_thread(
         assert at_once == [True, True, False, False]
 
 
+async def test_a_commit_that_may_have_to_copy_the_wal_is_left_to_the_thread(path: Path) -> None:
+    async with open_sqlite_journal(path, bytes_max=8 * MIB) as journal:  # 1 MiB is for the WAL
+        await journal.commit([Create(record())])
+        assert journal._store.begin_at_once([append(1, 3)]) is None
+
+
 @pytest.mark.usefixtures("patient")
 async def test_a_short_commit_waits_for_another_program_in_the_thread(path: Path) -> None:
     async with open_sqlite_journal(path, durability="process") as journal:
