@@ -416,6 +416,9 @@ class Streams:
             self._deadlines.forget(stream)
             self.sessions.forget(stream)
             if (change := stream.forget()) is not None:
+                # No client can come back to a stream that was not announced, and a start forgets
+                # it: the next commit is soon enough.
+                may_wait = may_wait or not stream.record.is_announced
                 self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:

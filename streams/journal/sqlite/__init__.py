@@ -3,7 +3,8 @@
 `SQLiteStore` does the work, synchronously. `SQLiteJournal` calls it from trio. Commits run on one
 thread, so that an fsync does not block trio. `read` and the lookups run inline, over connections of
 their own: in WAL mode readers wait for no writer, and a thread would cost more than the read. A
-short commit without an fsync runs inline for the same reason.
+short commit runs inline for the same reason, but for its last step where that is an fsync: the
+interpreter's lock, which each statement releases, would change threads with each of them.
 
 Rules of the file:
 
@@ -151,8 +152,11 @@ class SQLiteJournal(Alone):
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_open()
         if self._thread.is_idle:
-            answers = self._store.commit_at_once(changes)
-            if answers is not None:
+            finish = self._store.begin_at_once(changes)
+            if finish is not None and self._store.is_synced:
+                return await self._thread.run(finish)
+            if finish is not None:
+                answers = finish()
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return answers
         return await self._thread.run(lambda: self._store.commit(changes))

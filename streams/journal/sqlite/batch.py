@@ -152,6 +152,7 @@ class Batch:
     def _create(self, tail: Tail) -> None:
         assert tail.now is not None
         tail.id = tail.now.number
+        tail.oldest = NO_SEGMENT
         tail.is_anonymous = not authenticated(tail.now.principal)
         self._created[tail] = tail.now
 

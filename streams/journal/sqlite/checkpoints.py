@@ -101,18 +101,18 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._work, name="mcp-streams WAL", daemon=True)
         self._thread.start()
 
-    @property
-    def are_due(self) -> bool:
-        """Whether the next commit may have to copy something itself."""
-        written, _ = self._index.frames()
-        return self._is_past_half(written)
+    def are_due(self, needed: int) -> bool:
+        """Whether a commit of at most `needed` bytes may have to copy something itself."""
+        written, copied = self._index.frames()
+        if written == copied:
+            return False  # SQLite starts the WAL over
+        return self._is_past_half(written) or self._size(written) + needed > self._bytes_max
 
     def make_room(self, needed: int) -> None:
         """Call it before a commit of at most `needed` bytes, on the writer's thread."""
+        if not self.are_due(needed):
+            return
         written, copied = self._index.frames()
-        if written == copied:
-            return  # SQLite starts the WAL over
-        size = _HEADER_BYTES + written * self._frame_bytes
         rest = (written - copied) * self._frame_bytes
         is_half = self._is_past_half(written)
         if is_half and rest <= self._bytes_max // _RESTS and self._copying.acquire(blocking=False):
@@ -120,9 +120,13 @@ class Checkpoints:
                 self._copy(self._writer)
             finally:
                 self._copying.release()
-        elif size + needed > self._bytes_max:
+        elif self._size(written) + needed > self._bytes_max:
             with self._copying:
                 self._copy(self._writer)
+
+    def _size(self, written: int) -> int:
+        """The bytes of a WAL of so many pages."""
+        return _HEADER_BYTES + written * self._frame_bytes
 
     def _is_past_half(self, written: int) -> bool:
         return written * self._frame_bytes > self._bytes_max // 2

@@ -229,6 +229,11 @@ class Tail:
         """The tail of a stream that is fully in the tables."""
         return cls(record.number, replace(record, origin=b""))
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether the call is restarted if its process dies; then acked lines may be kept."""
+        return self.record is not None and self.record.restart is not None
+
     def beyond(self, after: int) -> Sequence[Run]:
         """The runs that reach beyond `after`; for a reader on another thread."""
         runs = self.runs[:]
@@ -263,9 +268,10 @@ class Tail:
 
     def written(self) -> None:
         """The tables have all of the stream."""
+        if self.runs:  # they are its first segment, or another one
+            self.oldest = UNKNOWN
         self.runs = []
         self.size = self.since = 0
-        self.oldest = UNKNOWN
 
     def undo(self) -> None:
         self.now = self.record

@@ -2,8 +2,8 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -32,7 +32,7 @@ from streams.journal.sqlite.file import (
     prepare,
     translated,
 )
-from streams.journal.sqlite.log import Budget, Tail, Tails
+from streams.journal.sqlite.log import NO_SEGMENT, Budget, Tail, Tails
 from streams.journal.sqlite.segments import Segments
 from streams.journal.sqlite.tables import (
     RECORD,
@@ -47,10 +47,14 @@ from streams.logs import log
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits while another program holds the file
-AT_ONCE_BYTES_MAX: Final = 16 * 1024  # a commit of so many bytes takes about as long as a read
+# A commit of so much takes about as long as a read. A change takes some 20 µs.
+AT_ONCE_BYTES_MAX: Final = 16 * 1024
+AT_ONCE_CHANGES_MAX: Final = 100
 # After a start each evicted stream is due within this time, whatever a wrong clock has written. The
 # engine postpones a stream that is not to expire yet.
 LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
+
+Answers = Sequence[JournalError | None]  # of `Journal.commit`
 
 _T = TypeVar("_T")
 
@@ -94,7 +98,7 @@ class SQLiteStore:
         """
         check_files(path)
         self._path = path = Path(os.path.realpath(path))
-        self._is_synced = durability == "power"
+        self.is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
         budget = budget or Budget(recent_bytes=cache_bytes_max)
@@ -169,31 +173,55 @@ class SQLiteStore:
         records = [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
         return records, WebhookTable(self._writer).drop_unreadable()
 
-    def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+    def commit(self, changes: Sequence[Change]) -> Answers:
         """See `Journal.commit`."""
         self._set_busy_timeout(BUSY_MS)
-        return self._commit(changes)
+        with self._noted():
+            return self._begin(changes, is_without_log=self._is_tight)()
 
-    def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
-        """Commit, if that waits neither for a disk nor for another program.
+    def begin_at_once(self, changes: Sequence[Change]) -> Callable[[], Answers] | None:
+        """Write a commit but for its last step, if that takes about as long as a read.
 
-        Returns None if it would wait; then nothing has changed.
+        Returns the last step, which may run on another thread: it waits for the disk where commits
+        are synced. Returns None if the first steps would take longer, or wait for another program;
+        then nothing has changed.
         """
-        if (
-            self._is_synced
-            or self._is_short
-            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
-            or self._checkpoints.are_due
-            or (self._share is not None and self._share.is_due)
-        ):
+        if not self._are_short(changes):
             return None
         self._set_busy_timeout(0)
         try:
-            return self._commit(changes)
+            with self._noted():
+                finish = self._begin(changes)
         except Full:
             raise
         except Unavailable:
             return None
+
+        def finish_noted() -> Answers:
+            with self._noted():
+                return finish()
+
+        return finish_noted
+
+    def _are_short(self, changes: Sequence[Change]) -> bool:
+        return not (
+            self._is_short
+            or self._is_full
+            or len(changes) > AT_ONCE_CHANGES_MAX
+            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
+            or self._checkpoints.are_due(_needed(changes))
+            or (self._share is not None and self._share.is_due)
+            or any(map(self._may_delete_lines, changes))
+        )
+
+    def _may_delete_lines(self, change: Change) -> bool:
+        """Whether a change may delete segments, of which a stream may have many."""
+        if change.stream is None or type(change) is Create:
+            return False
+        tail = self._tails.known.get(change.stream)
+        if type(change) is Append:  # at the end of a call that restarts, acked lines go
+            return tail is not None and tail.may_restart and tail.oldest != NO_SEGMENT
+        return tail is None or tail.oldest != NO_SEGMENT
 
     def _set_busy_timeout(self, busy_ms: int) -> None:
         """Set how long the next statements wait while another program holds the file."""
@@ -201,12 +229,12 @@ class SQLiteStore:
             self._writer.execute(f"PRAGMA busy_timeout = {busy_ms}")
             self._busy_ms = busy_ms
 
-    def _commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
-        if self._failure is not None:
-            raise JournalUnusable(self._failure)
-        is_tight = self._is_full or self._is_short
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Note how a commit fails, for the next one."""
+        is_tight = self._is_tight
         try:
-            answers = self._write(changes, is_without_log=is_tight)
+            yield
         except JournalUnusable as error:
             self._failure = str(error)
             raise
@@ -216,30 +244,50 @@ class SQLiteStore:
         finally:
             if is_tight or self._is_full:
                 self._checkpoints.empty()
-        self._is_full = False
-        return answers
 
-    def _write(
-        self, changes: Sequence[Change], *, is_without_log: bool
-    ) -> Sequence[JournalError | None]:
+    @property
+    def _is_tight(self) -> bool:
+        return self._is_full or self._is_short
+
+    def _begin(
+        self, changes: Sequence[Change], *, is_without_log: bool = False
+    ) -> Callable[[], Answers]:
+        """Write the changes in a transaction; returns the step that commits it."""
+        if self._failure is not None:
+            raise JournalUnusable(self._failure)
         batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
-        try:
-            # A commit writes its lines once to the log and at most twice to the tables.
-            self._checkpoints.make_room(MIB + 3 * _bytes_of(changes))
+
+        def write() -> Answers:
+            self._checkpoints.make_room(_needed(changes))
             if self._share is not None:
                 self._share.recount(self._anonymous_unwritten)
-            answers = self._transact(lambda: batch.write(changes))
+            self._writer.execute("BEGIN IMMEDIATE")
+            return batch.write(changes)
+
+        answers = self._step(batch, write)
+
+        def finish() -> Answers:
+            self._step(batch, lambda: self._writer.execute("COMMIT"))
+            self._presence.check()
+            batch.publish()
+            self._checkpoints.committed()
+            if self._share is not None:
+                self._share.add(sum(map(self._anonymous_bytes, changes)))
+            self._is_full = False
+            return answers
+
+        return finish
+
+    def _step(self, batch: Batch, work: Callable[[], _T]) -> _T:
+        """Run one step of a commit. If it fails, nothing of the commit remains."""
+        try:
+            with self._rolled_back():
+                return work()
         except BaseException as error:
             batch.undo()
             if isinstance(error, SQLITE_ERRORS):
                 raise journal_error(self._path, error) from error
             raise
-        self._presence.check()
-        batch.publish()
-        self._checkpoints.committed()
-        if self._share is not None:
-            self._share.add(sum(map(self._anonymous_bytes, changes)))
-        return answers
 
     def look_for_room(self) -> Shortage | None:
         """See `Journal.shortage`. May run while another thread runs `commit`."""
@@ -325,23 +373,37 @@ class SQLiteStore:
         # If that fails, as on a full disk, nothing is lost: the next start does it.
         if self._failure is None and not self._tails.is_empty:
             with suppress(JournalError):
-                self._write((), is_without_log=True)
+                self._begin((), is_without_log=True)()
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._opened.close()
 
     def _transact(self, work: Callable[[], _T]) -> _T:
         """Run `work` in one transaction, which is rolled back if it fails."""
-        self._writer.execute("BEGIN IMMEDIATE")
-        try:
+        with self._rolled_back():
+            self._writer.execute("BEGIN IMMEDIATE")
             done = work()
             self._writer.execute("COMMIT")
+        return done
+
+    @contextmanager
+    def _rolled_back(self) -> Iterator[None]:
+        """Roll the transaction back if the block fails."""
+        try:
+            yield
         except BaseException:
             if self._writer.in_transaction:  # after some errors SQLite has rolled back itself
                 self._writer.execute("ROLLBACK")
             raise
-        return done
 
 
 def _bytes_of(changes: Sequence[Change]) -> int:
     return sum(len(change.run.body) for change in changes if type(change) is Append)
+
+
+def _needed(changes: Sequence[Change]) -> int:
+    """How much a commit adds to the WAL at most.
+
+    It writes its lines once to the log and at most twice to the tables.
+    """
+    return MIB + 3 * _bytes_of(changes)

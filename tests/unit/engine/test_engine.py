@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
+from streams.engine.committer import ACK_DELAY_S
 from streams.keys import Keyring
 from streams.limits import Limits
 from tests.rigs.server import (
@@ -107,6 +108,7 @@ async def test_what_was_not_announced_ends_with_its_connection(
         await talker.leave()
         assert steps.was_cancelled
         assert list(house.running.engine._streams.index) == []
+        await trio.sleep(ACK_DELAY_S)  # a start forgets it as well
         assert await house.as_after_a_crash().claim() == []
 
 

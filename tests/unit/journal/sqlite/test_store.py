@@ -28,6 +28,7 @@ from streams.journal.sqlite import (
     open_sqlite_journal,
     store,
 )
+from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.checkpoints import WalIndex
 from streams.journal.sqlite.log import Budget
 from streams.limits import MIB, Durability
@@ -241,28 +242,65 @@ async def test_a_cancelled_commit_may_be_repeated(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "lines", "at_once"),
-    [("process", 3, True), ("process", 500, False), ("power", 3, False)],
+    ("kind", "lines", "steps_at_once"),
+    [("process", 3, [True, True]), ("process", 500, [False, False]), ("power", 3, [True, False])],
 )
-async def test_a_short_commit_that_waits_for_no_fsync_needs_no_thread(
-    path: Path, monkeypatch: pytest.MonkeyPatch, kind: Durability, lines: int, at_once: bool
+async def test_only_an_fsync_of_a_short_commit_needs_the_thread(
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Durability,
+    lines: int,
+    steps_at_once: list[bool],
 ) -> None:
     async with open_sqlite_journal(path, durability=kind) as journal:
         await journal.commit([Create(record())])
-        committing: list[threading.Thread] = []
-        commit = SQLiteStore._commit
+        threads: list[threading.Thread] = []
+        write, publish = Batch.write, Batch.publish
 
-        def seen(opened: SQLiteStore, changes: Sequence[Change]) -> object:
-            committing.append(threading.current_thread())
-            return commit(opened, changes)
+        def written(batch: Batch, changes: Sequence[Change]) -> object:
+            threads.append(threading.current_thread())
+            return write(batch, changes)
 
-        monkeypatch.setattr(SQLiteStore, "_commit", seen)
+        def published(batch: Batch) -> None:
+            threads.append(threading.current_thread())
+            publish(batch)
+
+        monkeypatch.setattr(Batch, "write", written)
+        monkeypatch.setattr(Batch, "publish", published)
         await journal.commit([append(1, lines, line=b"x" * 99)])
-        assert [thread is threading.current_thread() for thread in committing] == [at_once]
+        assert [thread is threading.current_thread() for thread in threads] == steps_at_once
         assert (
             as_one(await journal.read("s", 0, bytes_max=PLENTY))
             == append(1, lines, line=b"x" * 99).run
         )
+
+
+@pytest.mark.parametrize("kind", ["process", "power"])
+async def test_a_commit_that_may_delete_segments_is_left_to_the_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: Durability
+) -> None:
+    async with open_sqlite_journal(path, durability=kind) as journal:
+        await journal.commit([Create(record())])
+        threads: list[threading.Thread] = []
+        write = Batch.write
+
+        def written(batch: Batch, changes: Sequence[Change]) -> object:
+            threads.append(threading.current_thread())
+            return write(batch, changes)
+
+        monkeypatch.setattr(Batch, "write", written)
+        await journal.commit([append(1, 3)])
+        await journal.commit([Ack("s", 1, 1)])  # its lines are in the log and in memory alone
+        await journal.commit([append(4, 5_000, line=b"x" * 99)])  # a segment
+        await journal.commit([Ack("s", 1, 2)])
+        at_once = [thread is threading.current_thread() for thread in threads]
+        assert at_once == [True, True, False, False]
+
+
+async def test_a_commit_that_may_have_to_copy_the_wal_is_left_to_the_thread(path: Path) -> None:
+    async with open_sqlite_journal(path, bytes_max=8 * MIB) as journal:  # 1 MiB is for the WAL
+        await journal.commit([Create(record())])
+        assert journal._store.begin_at_once([append(1, 3)]) is None
 
 
 @pytest.mark.usefixtures("patient")
