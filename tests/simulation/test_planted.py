@@ -29,4 +29,7 @@ def test_a_planted_mistake_of_replicas_is_found(name: str) -> None:
 @pytest.mark.parametrize("name", FORGETFUL_PLANTS)
 def test_a_planted_mistake_about_a_store_that_goes_back_is_found(name: str) -> None:
     with planted(name):
-        assert any(simulate(seed, is_shared=True).violations for seed in forgetful(FIRST.get(name, 0), SEEDS))
+        assert any(
+            simulate(seed, is_shared=True).violations
+            for seed in forgetful(FIRST.get(name, 0), SEEDS)
+        )
