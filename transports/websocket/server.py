@@ -124,8 +124,7 @@ class _Server:
             caller = await self.listener.authenticate(opening.head)
             stack.enter_context(self.listener.counted(caller))
             subprotocol = _agreed(opening)
-            if rest := send_now(stream, [opening.accept(subprotocol)]):  # others have just run
-                await send_pieces(stream, rest)
+            await send_pieces(stream, [opening.accept(subprotocol)])
         except HttpError as refused:
             await refuse(stream, refused)
             return None
