@@ -8,6 +8,8 @@ from tests.simulation.plan import forgetful, lossless
 from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import simulate
 
+pytestmark = pytest.mark.timeout(600)  # a search tries some seeds in vain, 5 s each or more
+
 # The seeds with which the search for a rare one begins: those before take a minute in vain.
 FIRST: Final = {"a_wake_up_is_lost": 40, "a_fence_is_not_checked": 40, "a_gap_is_not_told": 312}
 SEEDS: Final = 60  # seeds in which each mistake shows; a late pong that counts is the rarest

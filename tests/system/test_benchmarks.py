@@ -57,6 +57,7 @@ IN_HAND = {
 NEEDED = {"replicas": ("redis-server", "haproxy"), "replicas-idle": ("redis-server",)}
 
 
+@pytest.mark.timeout(600)  # a suite starts many servers, one after the other
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_quick_run_measures_everything_and_writes_it_down(suite, tmp_path, capsys):
     for program in NEEDED.get(suite, ()):
