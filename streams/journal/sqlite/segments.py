@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Final
@@ -49,12 +48,15 @@ class Recent:
         self._runs: dict[str, list[Run]] = {}  # of each stream; only ever added to, or replaced
         self._order: deque[tuple[str, int]] = deque()  # stream and last seq, the oldest first
 
-    def after(self, stream: str, seq: int) -> Iterator[Run]:
-        """The runs of a stream that reach beyond `seq`; none if the file has older ones that do."""
+    def after(self, stream: str, seq: int, beyond: Sequence[Run] = ()) -> Sequence[Run]:
+        """The runs of a stream that reach beyond `seq`, then those of `beyond` that follow them;
+        none if the file has older ones that reach beyond `seq`, or if no segment does.
+        """
         runs = self._runs.get(stream)
         if not runs or runs[0].seq > seq + 1:
-            return iter(())
-        return islice(runs, bisect_right(runs, seq, key=_last), None)
+            return ()
+        runs = runs[bisect_right(runs, seq, key=_last) :]
+        return [*runs, *(run for run in beyond if run.last > runs[-1].last)] if runs else ()
 
     def add(self, stream: str, runs: Sequence[Run]) -> None:
         """Keep these runs, which follow those that are kept; drop the oldest of all streams."""

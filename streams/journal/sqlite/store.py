@@ -355,8 +355,8 @@ class SQLiteStore:
         # The tail is read first: one that moves to the tables meanwhile is seen twice, not missed.
         tail = self._tails.known.get(stream)
         beyond = () if tail is None else tail.beyond(after)
-        if recent := joined(self._tails.recent.after(stream, after), after, bytes_max):
-            return recent
+        if recent := self._tails.recent.after(stream, after, beyond):
+            return joined(recent, after, bytes_max)
         if beyond and beyond[0].seq <= after + 1:
             return joined(beyond, after, bytes_max)
         try:

@@ -121,6 +121,14 @@ def test_a_reader_that_needs_older_lines_gets_none_from_memory() -> None:
     assert kept_of(recent, "b") == []
 
 
+def test_what_is_in_no_segment_yet_follows_the_segments() -> None:
+    recent = Recent(20)
+    recent.add("a", [run(1), run(2)])
+    beyond = [run(2), run(3)]  # one of them has become a segment meanwhile
+    assert [each.last for each in recent.after("a", 0, beyond)] == [1, 2, 3]
+    assert recent.after("a", 2, beyond) == ()
+
+
 def test_what_is_dropped_makes_room_once() -> None:
     recent = Recent(40)
     recent.add("a", [run(1), run(2, 2), run(4)])
