@@ -355,10 +355,10 @@ class SQLiteStore:
         # The tail is read first: one that moves to the tables meanwhile is seen twice, not missed.
         tail = self._tails.known.get(stream)
         beyond = () if tail is None else tail.beyond(after)
-        if recent := self._tails.recent.after(stream, after, beyond):
-            return joined(recent, after, bytes_max)
         if beyond and beyond[0].seq <= after + 1:
             return joined(beyond, after, bytes_max)
+        if recent := self._tails.recent.after(stream, after, beyond):
+            return joined(recent, after, bytes_max)
         try:
             return self._segments.read(stream, after, bytes_max, beyond)
         except SQLITE_ERRORS as error:
