@@ -60,6 +60,8 @@ class Recent:
 
     def add(self, stream: str, runs: Sequence[Run]) -> None:
         """Keep these runs, which follow those that are kept; drop the oldest of all streams."""
+        if not runs:
+            return  # all lines of the stream were acked: nothing would ever drop an empty list
         self._runs.setdefault(stream, []).extend(runs)
         self._order.extend((stream, run.last) for run in runs)
         self._bytes_left -= sum(len(run.body) for run in runs)

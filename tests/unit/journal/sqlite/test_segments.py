@@ -153,6 +153,14 @@ def test_short_segments_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPa
     assert [kept_of(recent, stream) for stream in "abcd"] == [[], [1], [1], [1]]
 
 
+def test_a_stream_without_kept_lines_takes_no_memory() -> None:
+    recent = Recent(1000)
+    recent.add("a", [])
+    recent.add("b", [run(1)])
+    recent.drop("b", 1)
+    assert not recent._runs
+
+
 def test_with_no_room_nothing_stays_in_memory() -> None:
     recent = Recent(0)
     recent.add("a", [run(1)])
