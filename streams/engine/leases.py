@@ -4,6 +4,7 @@ A lease needs no clock that replicas share. Each replica counts up. It is gone i
 changed for most of the lease, measured by a replica that could use the store all that time.
 """
 
+import math
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
@@ -69,6 +70,7 @@ class Leases:
         self.names = {journal.replica}  # that this replica has had
         self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
         self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
+        self._free: dict[str, float] = {}  # those that have left streams, and since when
         self._has_renewed = trio.lowlevel.ParkingLot()
         self._renewed_at = trio.current_time()
         self.is_late = self.is_leaving = False
@@ -182,13 +184,19 @@ class Leases:
             was, since = self._seen.get(replica, (None, now))
             if replica in self.names:
                 continue
-            if count < 0 or (count == was and now - since >= GONE * lease_s):
+            if count < 0:
+                # Its heirs have a lease to claim its streams. Then they are perhaps gone, too.
+                if now - self._free.get(replica, -math.inf) >= lease_s:
+                    self._free[replica] = now
+                    self._drop(replica)
+            elif count == was and now - since >= GONE * lease_s:
                 self._drop(replica)
             elif count != was:
                 self._seen[replica] = count, changed_at
         for replica in sorted((self._seen.keys() | senders) - counts.keys()):
             self._drop(replica)
         self._unseen -= senders
+        self._free = {each: at for each, at in self._free.items() if counts.get(each, 0) < 0}
         self._listener.counted(self.lives)
 
     def _drop(self, replica: str) -> None:

@@ -222,8 +222,8 @@ class Journal(Lookups, Protocol):
         """Show that this replica lives. Call it several times in each `lease_s`.
 
         Returns a count for each replica, which grows each time that one renews; -1 for one that is
-        known to be gone, whose streams may be claimed at once. A count that stays
-        the same shows that its replica is gone, if our own calls succeeded meanwhile.
+        known to be gone: what streams it has may be claimed at once. A count that stays the same
+        shows that its replica is gone, if our own calls succeeded meanwhile.
 
         None if the streams of this replica were claimed. It owns none from then on, and `replica`
         is a new name.

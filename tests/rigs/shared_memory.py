@@ -59,7 +59,7 @@ class SharedStore:
         self.lease_s = lease_s
         self.kept = MemoryJournal()  # the streams and sessions
         self.counts: dict[str, int] = {}  # renewals of each replica; -1: it has released
-        self.claimed: set[str] = set()  # replicas whose streams were claimed
+        self.claimed: set[str] = set()  # replicas whose streams were claimed, perhaps not all
         self.renewed_at: dict[str, float] = {}  # trio's time
         self.posts: dict[str, list[Post]] = {"": []}  # of each replica; "": without an owner
         self.turns: dict[bytes, Turn] = {}
@@ -241,7 +241,8 @@ class SharedMemoryJournal:
         self._store.posts.setdefault(self._replica, [])  # a store that has gone back lacks it
         self._store.renew(self._replica)
         self.put_back = self._put_claims_back()
-        return dict(self._store.counts)
+        unclaimed = {each: -1 for each in self._store.claimed if self._store.owned_by(each)}
+        return self._store.counts | unclaimed
 
     def _note_claims(self, claimed: Sequence[Record]) -> None:
         self._claims.setdefault(trio.current_time(), []).extend(claimed)

@@ -26,6 +26,7 @@ All keys of a journal begin with `{prefix}:`, so they lie in one slot of a clust
 | `settings` | hash | of each replica: what should be the same at all |
 | `epochs`, `schemas` | hash | of each replica: its epoch, the newest schema that it knows |
 | `gone` | sorted set | replicas whose streams were claimed, by when they are forgotten |
+| `unclaimed` | set | of those, the ones that still have streams |
 | `in:<replica>` | stream | posts to a replica; `in:` are for streams that wait for an owner |
 | `keys`, `copying` | string | keys of tokens; the marker of an unfinished copy |
 | `t:<name>` | string | the holder of a turn |

@@ -472,6 +472,11 @@ local function renew(keys, args)
   for _, each in ipairs(call('HGETALL', p .. 'replicas')) do
     table.insert(answer, each)
   end
+  -- Whoever began to claim these may be gone, too.
+  for _, each in ipairs(call('SMEMBERS', p .. 'unclaimed')) do
+    table.insert(answer, each)
+    table.insert(answer, '-1')
+  end
   return answer
 end
 
@@ -492,6 +497,9 @@ local function begin_claim(keys, args)
   end
   -- Its name is kept for a week, so that it is told when it comes back.
   call('ZADD', p .. 'gone', milliseconds() + 604800000, args[1])
+  if call('ZCARD', p .. 'o:' .. args[1]) > 0 then
+    call('SADD', p .. 'unclaimed', args[1])
+  end
   return call('HGET', p .. 'epochs', args[1])
 end
 
@@ -501,6 +509,7 @@ local function end_claim(keys, args)
   if call('ZCARD', p .. 'o:' .. args[1]) == 0 then
     pass_posts(p, args[1])
     call('DEL', p .. 'in:' .. args[1])
+    call('SREM', p .. 'unclaimed', args[1])
   end
 end
 

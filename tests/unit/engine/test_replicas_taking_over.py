@@ -97,6 +97,23 @@ async def test_a_call_that_nobody_asks_for_goes_on_elsewhere_too(
     assert outcomes == [Outcome.COMPLETED] * 7
 
 
+async def test_calls_that_an_heir_has_left_go_on_at_a_replica_that_starts_later(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    theirs = await replicas.start()
+    talker = await theirs.dial(POSITIONS)
+    streams = [await talker.begin(n, "again") for n in range(3)]
+    theirs.kill()
+    replicas.store.mark_claimed(theirs.name)  # by an heir that is gone, too
+    late = await replicas.start()
+    await trio.sleep(TAKEN_S)
+    for n in range(3):
+        late.again.finish(str(n))
+    await wait_all_tasks_blocked()
+    outcomes = [replicas.store.records[each["streamId"]].outcome for each in streams]
+    assert outcomes == [Outcome.COMPLETED] * 3
+
+
 async def test_a_call_that_cannot_restart_is_interrupted_once(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:

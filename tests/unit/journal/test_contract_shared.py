@@ -255,6 +255,22 @@ async def test_a_claim_takes_only_what_is_wanted_and_leaves_the_rest(
         assert {each.stream for each in await claimed(three, one.replica)} == set(streams) - wanted
 
 
+async def test_what_a_claim_has_left_is_told_to_replicas_that_come_later(
+    open_replica: OpenReplica,
+) -> None:
+    async with open_replica() as gone, open_replica() as one:
+        await applied(gone, Create(record("a")), Create(record("b")))
+        assert ids(await one.claim(gone.replica, {"a"}.__contains__)) == "a"
+        async with open_replica() as late:
+            counts = await late.renew()
+            assert counts is not None
+            assert counts[gone.replica] == -1
+            assert ids(await claimed(late, gone.replica)) == "b"
+            counts = await late.renew()
+            assert counts is not None
+            assert gone.replica not in counts
+
+
 async def test_a_release_of_nothing_is_no_error(open_replica: OpenReplica) -> None:
     async with open_replica() as one, open_replica() as two:
         await one.release()
