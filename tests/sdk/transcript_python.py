@@ -48,7 +48,12 @@ class Recorder:
             async for message in source:
                 if not isinstance(message, Exception):
                     self._note(into, message.message.model_dump(by_alias=True, exclude_unset=True))
-                await sink.send(message)
+                try:
+                    await sink.send(message)
+                except anyio.BrokenResourceError:
+                    if into is self.received:
+                        return  # the client has left: it reads no more
+                    raise
 
     def _note(self, into: list[Json], message: Json) -> None:
         into.append(message)

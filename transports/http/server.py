@@ -120,10 +120,16 @@ class _Server:
     async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
         wait = Wait()
+        phase = Phase.HEAD  # the first request must come at once
         try:
             self.listener.check_room(connection.tcp, self._make_room)
-            with wait.scope:
-                await self._serve_in_turn(connection, requests, wait)
+            while True:
+                with wait.scope:
+                    await self._serve_in_turn(connection, requests, phase, wait)
+                if not (wait.is_over and connection.has_pipelined):
+                    break
+                # A request came in the same turn in which the wait for it was given up.
+                wait, phase = Wait(), Phase.NOTHING
             if wait.scope.cancelled_caught and requests.phase is not Phase.NOTHING:
                 raise _incomplete()
         except HttpError as refused:
@@ -135,9 +141,8 @@ class _Server:
             connection.end()
 
     async def _serve_in_turn(
-        self, connection: "_Connection", requests: Requests, wait: Wait
+        self, connection: "_Connection", requests: Requests, phase: Phase, wait: Wait
     ) -> None:
-        phase = Phase.HEAD  # the first request must come at once
         while request := await self._next_request(connection, requests, phase, wait):
             if connection.turns.spend():
                 await connection.turns.wait()
@@ -163,7 +168,7 @@ class _Server:
         phase: Phase,
         wait: Wait,
     ) -> Request | None:
-        """The next request, or None when the peer has hung up.
+        """The next request; None when the peer has hung up, or the wait was given up.
 
         Raises `HttpError`, also for a request of which only a part came.
         """
@@ -192,8 +197,11 @@ class _Server:
                 if requests.phase is Phase.NOTHING:
                     return None
                 raise _incomplete()
-            self.waits.heard(wait)
             connection.debt.owe()
+            if wait.is_over and phase is Phase.NOTHING:
+                connection.keep(data)
+                return None
+            self.waits.heard(wait)
             requests.feed(data)
             if connection.turns.spend():
                 await connection.turns.wait()
@@ -297,6 +305,14 @@ class _Connection:
         data = bytes(self._pipelined)
         self._pipelined.clear()
         return data
+
+    @property
+    def has_pipelined(self) -> bool:
+        return bool(self._pipelined)
+
+    def keep(self, data: bytes) -> None:
+        """Keep bytes that were read, for `pipelined`."""
+        self._pipelined += data
 
     async def read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
         """The next bytes of the peer; empty when it sends no more. See `receive_some`."""

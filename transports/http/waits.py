@@ -27,12 +27,7 @@ class Wait:
         self.phase = Phase.HEAD
         self.due_at = 0.0  # in trio's time
         self.scope = trio.CancelScope()  # around all requests of the connection
-        self.is_over = False
-
-    def give_up(self) -> None:
-        """Wait no longer: the connection ends."""
-        self.is_over = True
-        self.scope.cancel()
+        self.is_over = False  # given up: too late for a request
 
 
 class Waits:
@@ -60,16 +55,20 @@ class Waits:
 
     def end_idle(self) -> None:
         """Give up those that wait for a next request."""
-        for wait in self._queues[Phase.NOTHING]:
-            wait.give_up()
+        for wait in list(self._queues[Phase.NOTHING]):
+            self._give_up(wait)
 
     def end_longest(self) -> bool:
         """Give up the wait that began first; False without one."""
         for wait in self._all:
-            self.end(wait)
-            wait.give_up()
+            self._give_up(wait)
             return True
         return False
+
+    def _give_up(self, wait: Wait) -> None:
+        self.end(wait)
+        wait.is_over = True
+        wait.scope.cancel()
 
     async def run(self) -> NoReturn:
         """Give up those that are due, for ever."""
@@ -78,8 +77,7 @@ class Waits:
             next_at = now + _SHORTEST_S  # no wait that begins from now on is due before
             for queue in self._queues.values():
                 while (first := next(iter(queue), None)) is not None and first.due_at <= now:
-                    self.end(first)
-                    first.give_up()
+                    self._give_up(first)
                 if first is not None:
                     next_at = min(next_at, first.due_at)
             await trio.sleep_until(next_at)

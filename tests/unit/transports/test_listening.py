@@ -209,6 +209,24 @@ async def test_no_connection_that_was_made_is_reset_when_a_listener_leaves() -> 
     assert refused == 20
 
 
+async def test_a_request_that_comes_in_the_turn_in_which_its_server_leaves_is_answered() -> None:
+    for _ in range(20):  # tasks of one turn run in any order
+        departure = Departure()
+        with trio.fail_after(DEADLINE_S):
+            async with (
+                bare_http.serving(departure=departure) as port,
+                await trio.open_tcp_stream("127.0.0.1", port) as stream,
+            ):
+                await stream.send_all(bare_http.asking())
+                assert (await stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+                os.write(stream.socket.fileno(), bare_http.asking())
+                departure.begin()
+                answer = await bare_http.to_the_end(stream)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                assert b"connection: close" in answer.lower()
+                await departure.settled()
+
+
 async def accepts(port: int) -> bool:
     try:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
