@@ -115,6 +115,12 @@ def test_another_place_than_a_store_is_misuse(journal: str, why: str, tmp_path: 
     assert why in done.stderr
 
 
+def test_a_server_that_does_not_start_is_told_in_plain_words(tmp_path: Path) -> None:
+    done = run(str(folder_of_files(tmp_path)), f"{HERE / 'nothing.py'}:server", command=ELSEWHERE)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nothing.py" in done.stderr
+
+
 def test_one_file_is_enough(tmp_path: Path) -> None:
     (tmp_path / "only").write_text("one")
     done = run("demo", "--folder", str(tmp_path))

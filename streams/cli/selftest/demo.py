@@ -28,10 +28,10 @@ from rich.table import Table
 from streams import logs, messages
 from streams.cli.base import DONE, FAILED, USAGE, complain
 from streams.cli.selftest.demo_server import chained, digest_of, files_of
-from streams.cli.selftest.rigs import APP, ListeningRig, Rig, StdioRig, Stored
+from streams.cli.selftest.rigs import APP, ListeningRig, NoServer, Rig, StdioRig, Stored
 from streams.client.call import RunningCall
 from streams.client.client import Client
-from streams.errors import CallFailed, JournalError
+from streams.errors import CallFailed, ClientError, JournalError, first_of
 from streams.journal.redis import open_redis_journal
 from streams.keys import new_id
 from streams.messages import Message
@@ -98,11 +98,22 @@ def run(folder: Path | None, *, as_json: bool, store: str | None = None, app: st
         whole = chained(whole, digest_of(path), path.relative_to(folder))
     folder = folder.resolve()
     work = _Work(folder, 2 * len(files), whole)
+    figures: list[Figures] = []
+    refused: BaseException | None = None
+    failed = ""
     try:
         main = partial(_run_all, None) if store is None else partial(_run_in_store, store)
         figures = trio.run(main, app, work, as_json)
-    except JournalError as error:
-        return complain(error)
+    except* JournalError as errors:
+        refused = first_of(errors)
+    except* (ClientError, NoServer) as errors:
+        failed = str(first_of(errors))
+    except* trio.TooSlowError:
+        failed = f"The calls have not ended within {TIMEOUT_S:g} s."
+    if refused is not None:
+        return complain(refused)
+    if failed:
+        return complain(failed, FAILED)
     if as_json:
         print(msgspec.json.encode(figures).decode())
     else:
