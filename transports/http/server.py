@@ -126,7 +126,8 @@ class _Server:
             while True:
                 with wait.scope:
                     await self._serve_in_turn(connection, requests, phase, wait)
-                if not (wait.is_over and connection.has_pipelined):
+                is_late = wait.is_over and not wait.scope.cancelled_caught
+                if not (is_late and connection.has_pipelined):
                     break
                 # A request came in the same turn in which the wait for it was given up.
                 wait, phase = Wait(), Phase.NOTHING
@@ -174,6 +175,9 @@ class _Server:
         """
         caller: Caller | None = None
         is_admitted = False
+        if requests.phase is not Phase.NOTHING:  # it came with the request before
+            phase = requests.phase
+            connection.debt.owe()
         self.waits.begin(wait, phase)
         while (request := requests.next_request(EVENTS_MAX)) is None:
             if (now := requests.phase) not in (phase, Phase.NOTHING):

@@ -5,6 +5,8 @@ Here it costs the move in a queue. Waits for the same phase have the same length
 the first one is due first, and one task watches them all.
 """
 
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import Final, NoReturn
 
 import trio
@@ -76,8 +78,12 @@ class Waits:
             now = trio.current_time()
             next_at = now + _SHORTEST_S  # no wait that begins from now on is due before
             for queue in self._queues.values():
-                while (first := next(iter(queue), None)) is not None and first.due_at <= now:
-                    self._give_up(first)
-                if first is not None:
+                for wait in _due(queue, now):
+                    self._give_up(wait)
+                if (first := next(iter(queue), None)) is not None:
                     next_at = min(next_at, first.due_at)
             await trio.sleep_until(next_at)
+
+
+def _due(queue: Iterable[Wait], now: float) -> list[Wait]:
+    return list(takewhile(lambda each: each.due_at <= now, queue))

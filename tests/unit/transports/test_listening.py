@@ -18,6 +18,7 @@ from trio.testing import MockClock
 
 from streams import turns
 from streams.engine.departure import Departure
+from streams.exchange import Caller, Head, Request, Responder
 from tests.rigs import bare_http, bare_websocket
 from tests.rigs.served import tls_contexts
 from tests.wire.process import ServerProcess, wait_until
@@ -225,6 +226,45 @@ async def test_a_request_that_comes_in_the_turn_in_which_its_server_leaves_is_an
                 assert answer.startswith(b"HTTP/1.1 200 ")
                 assert b"connection: close" in answer.lower()
                 await departure.settled()
+
+
+async def test_a_request_behind_another_is_answered_in_its_turn_when_its_server_leaves() -> None:
+    departure = Departure()
+    is_asked, admits, is_leaving = trio.Event(), trio.Event(), trio.Event()
+
+    async def echo(request: Request, responder: Responder) -> None:
+        if request.path == "/1":
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(responder.gone)  # so what follows is read meanwhile
+                is_asked.set()
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                nursery.cancel_scope.cancel()
+        await responder.respond(200, (), request.path.encode())
+
+    async def admit(head: Head) -> Caller:
+        if head.path == "/2":
+            admits.set()
+            await is_leaving.wait()
+        return Caller("bearer(x, y)", lambda: 60.0)
+
+    def asking(path: str) -> bytes:
+        return bare_http.asking(start=f"POST {path} HTTP/1.1")
+
+    with trio.fail_after(DEADLINE_S):
+        async with (
+            bare_http.serving(echo, departure=departure, admit=admit) as port,
+            await trio.open_tcp_stream("127.0.0.1", port) as stream,
+        ):
+            await stream.send_all(asking("/1") + asking("/2"))
+            await is_asked.wait()
+            await stream.send_all(asking("/3"))
+            await admits.wait()
+            departure.begin()
+            await trio.testing.wait_all_tasks_blocked()
+            is_leaving.set()
+            answer = await bare_http.to_the_end(stream)
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.endswith(b"/2")
 
 
 async def accepts(port: int) -> bool:
