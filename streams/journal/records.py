@@ -14,7 +14,7 @@ import msgspec
 
 from streams.errors import Conflict, Ended, Fenced, Gone
 from streams.journal.sessions import SessionChange
-from streams.journal.webhooks import Webhook, WebhookChange
+from streams.journal.webhooks import SaveWebhook, Webhook, WebhookChange
 from streams.messages import Run
 
 
@@ -244,6 +244,23 @@ class Restore(msgspec.Struct, frozen=True):
 OfRestart = Checkpoint | Answered | Restarted
 StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Evict | Restore
 Change = StreamChange | SessionChange | WebhookChange
+
+
+def bytes_in(change: Change) -> int:
+    """The bytes in a change that peers and tools may make as many as limits allow."""
+    match change:
+        case Append():
+            return len(change.run.body) + sum(len(each.body) for each in change.webhooks)
+        case Create() | Restore():
+            return len(change.record.origin)
+        case Checkpoint():
+            return len(change.state)
+        case Answered():
+            return len(change.line)
+        case SaveWebhook():
+            return len(change.webhook.body)
+        case _:
+            return 0
 
 
 def apply(record: Record | None, change: StreamChange) -> Record | None:

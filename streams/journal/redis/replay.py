@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from streams.journal.records import Append, Change, Create, Restore
+from streams.journal.records import Change, bytes_in
 from streams.limits import MIB
 
 KEPT_S: Final = 5.0  # a store that syncs each second loses two at most; a failover, the lag
@@ -36,7 +36,7 @@ class Recent:
 
     def add(self, number: int, now: float, changes: Sequence[Change]) -> None:
         """Keep a commit. `now` is trio's time."""
-        size = sum(map(_size, changes))
+        size = sum(_CHANGE_BYTES + bytes_in(each) for each in changes)
         self._commits.append(_Commit(number, now, size, changes))
         self._size += size
         self.drop_old(now)
@@ -65,13 +65,3 @@ class Recent:
             self._size -= self._commits.pop().size
         if changes:
             self.add(number, now, changes)
-
-
-def _size(change: Change) -> int:
-    match change:
-        case Append():
-            return _CHANGE_BYTES + len(change.run.body)
-        case Create() | Restore():
-            return _CHANGE_BYTES + len(change.record.origin)
-        case _:
-            return _CHANGE_BYTES

@@ -153,7 +153,7 @@ class SQLiteJournal(Alone):
         self._check_open()
         if self._thread.is_idle:
             finish = self._store.begin_at_once(changes)
-            if finish is not None and self._store.is_synced:
+            if finish is not None and self._store.waits_for_disk:
                 return await self._thread.run(finish)
             if finish is not None:
                 answers = finish()

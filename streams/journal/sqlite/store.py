@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from streams.clock import wall
-from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.errors import Full, JournalError, JournalUnusable
 from streams.exchange import authenticated
 from streams.journal.contract import Shortage
 from streams.journal.ownership import OwnerLock, check_files
-from streams.journal.records import Append, Change, Create, Record
+from streams.journal.records import Append, Change, Create, Record, bytes_in
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.batch import Batch
@@ -98,7 +98,7 @@ class SQLiteStore:
         """
         check_files(path)
         self._path = path = Path(os.path.realpath(path))
-        self.is_synced = durability == "power"
+        self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
         budget = budget or Budget(recent_bytes=cache_bytes_max)
@@ -190,11 +190,8 @@ class SQLiteStore:
             return None
         self._set_busy_timeout(0)
         try:
-            with self._noted():
-                finish = self._begin(changes)
-        except Full:
-            raise
-        except Unavailable:
+            finish = self._begin(changes)
+        except JournalError:  # the repeat on the journal's thread may wait, and notes how it fails
             return None
 
         def finish_noted() -> Answers:
@@ -203,12 +200,17 @@ class SQLiteStore:
 
         return finish_noted
 
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether the last step of the next commit does: also where a new WAL begins."""
+        return self._is_synced or self._checkpoints.start_anew()
+
     def _are_short(self, changes: Sequence[Change]) -> bool:
         return not (
             self._is_short
             or self._is_full
             or len(changes) > AT_ONCE_CHANGES_MAX
-            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
+            or sum(map(bytes_in, changes)) > AT_ONCE_BYTES_MAX
             or self._checkpoints.are_due(_needed(changes))
             or (self._share is not None and self._share.is_due)
             or any(map(self._may_delete_lines, changes))
@@ -397,13 +399,9 @@ class SQLiteStore:
             raise
 
 
-def _bytes_of(changes: Sequence[Change]) -> int:
-    return sum(len(change.run.body) for change in changes if type(change) is Append)
-
-
 def _needed(changes: Sequence[Change]) -> int:
     """How much a commit adds to the WAL at most.
 
     It writes its lines once to the log and at most twice to the tables.
     """
-    return MIB + 3 * _bytes_of(changes)
+    return MIB + 3 * sum(map(bytes_in, changes))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.journal.records import Ack, Change, Create, Forget
+from streams.journal.records import Ack, Answered, Change, Checkpoint, Create, Forget
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import (
     APPLICATION_ID,
@@ -301,6 +301,35 @@ async def test_a_commit_that_may_have_to_copy_the_wal_is_left_to_the_thread(path
     async with open_sqlite_journal(path, bytes_max=8 * MIB) as journal:  # 1 MiB is for the WAL
         await journal.commit([Create(record())])
         assert journal._store.begin_at_once([append(1, 3)]) is None
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        Create(replace(record("t"), origin=b"x" * MIB)),
+        Checkpoint("s", 1, 0, b"x" * MIB),
+        Answered("s", 1, 1, b"x" * MIB),
+    ],
+    ids=["request", "state", "answer"],
+)
+async def test_a_commit_with_many_bytes_is_left_to_the_thread(path: Path, large: Change) -> None:
+    async with open_sqlite_journal(path) as journal:
+        await journal.commit([Create(record())])
+        assert journal._store.begin_at_once([large]) is None
+
+
+async def test_a_commit_that_starts_the_wal_over_is_synced_in_the_thread(path: Path) -> None:
+    """SQLite syncs the header of the new WAL, also where it syncs no commit."""
+    async with open_sqlite_journal(path, durability="process") as journal:
+        await journal.commit([Create(record())])
+        assert not journal._store.waits_for_disk
+        journal._store._checkpoints.empty()
+        await journal.commit([append(1, 3)])
+        assert not journal._store.waits_for_disk
+        journal._store._writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        assert journal._store.waits_for_disk
+        await journal.commit([append(4, 4)])
+        assert not journal._store.waits_for_disk
 
 
 @pytest.mark.usefixtures("patient")
