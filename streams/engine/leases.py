@@ -182,7 +182,7 @@ class Leases:
         self._renewed_at, self.is_late, self._cut_off = now, False, 0.0
         for replica, count in counts.items():
             was, since = self._seen.get(replica, (None, now))
-            if replica in self.names:
+            if replica == self._name or (replica in self.names and count >= 0):
                 continue
             if count < 0:
                 # Its heirs have a lease to claim its streams. Then they are perhaps gone, too.

@@ -114,6 +114,19 @@ async def test_calls_that_an_heir_has_left_go_on_at_a_replica_that_starts_later(
     assert outcomes == [Outcome.COMPLETED] * 3
 
 
+async def test_a_replica_that_stood_still_claims_what_an_heir_has_left_of_it(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """It is alone, and has another name by then."""
+    ours = await replicas.start()
+    stream = await (await ours.dial(POSITIONS)).begin(1, "again")
+    replicas.store.mark_claimed(ours.name)
+    await trio.sleep(TAKEN_S)
+    ours.again.finish("in the end")
+    await wait_all_tasks_blocked()
+    assert replicas.store.records[stream["streamId"]].outcome is Outcome.COMPLETED
+
+
 async def test_a_call_that_cannot_restart_is_interrupted_once(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
