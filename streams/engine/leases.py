@@ -4,7 +4,6 @@ A lease needs no clock that replicas share. Each replica counts up. It is gone i
 changed for most of the lease, measured by a replica that could use the store all that time.
 """
 
-import math
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
@@ -70,7 +69,7 @@ class Leases:
         self.names = {journal.replica}  # that this replica has had
         self._seen: dict[str, tuple[int, float]] = {}  # counts of the others, and since when
         self._unseen: set[str] = set()  # replicas that have sent posts, and are perhaps gone
-        self._free: dict[str, float] = {}  # those that have left streams, and since when
+        self._dropped: dict[str, float] = {}  # those that are gone, and since when: one lease long
         self._has_renewed = trio.lowlevel.ParkingLot()
         self._renewed_at = trio.current_time()
         self.is_late = self.is_leaving = False
@@ -185,9 +184,7 @@ class Leases:
             if replica == self._name or (replica in self.names and count >= 0):
                 continue
             if count < 0:
-                # Its heirs have a lease to claim its streams. Then they are perhaps gone, too.
-                if now - self._free.get(replica, -math.inf) >= lease_s:
-                    self._free[replica] = now
+                if replica not in self._dropped:  # else its heirs have a lease
                     self._drop(replica)
             elif count == was and now - since >= GONE * lease_s:
                 self._drop(replica)
@@ -196,11 +193,12 @@ class Leases:
         for replica in sorted((self._seen.keys() | senders) - counts.keys()):
             self._drop(replica)
         self._unseen -= senders
-        self._free = {each: at for each, at in self._free.items() if counts.get(each, 0) < 0}
+        self._dropped = {each: at for each, at in self._dropped.items() if now - at < lease_s}
         self._listener.counted(self.lives)
 
     def _drop(self, replica: str) -> None:
         self._seen.pop(replica, None)
+        self._dropped[replica] = trio.current_time()
         self._listener.gone(replica)
 
     def _begin_anew(self) -> None:

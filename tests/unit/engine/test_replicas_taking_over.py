@@ -274,12 +274,13 @@ async def test_a_replica_that_has_lost_its_lease_stops_handlers_that_send_nothin
 ) -> None:
     theirs = await replicas.start()
     first = await theirs.dial(POSITIONS)
-    await first.begin(1, "step")
+    stream = await first.begin(1, "step")
     await wait_all_tasks_blocked()
     replicas.store.mark_claimed(theirs.name)
     await trio.sleep(LEASE_S)
     assert theirs.steps.was_cancelled
-    assert theirs.streams == []
+    record = replicas.store.records[stream["streamId"]]
+    assert (record.owner, record.outcome.is_end) == (theirs.name, True), "claimed by its new name"
     assert await first.end() == []
 
 
