@@ -378,7 +378,8 @@ class Reconnector:
         self.stir()
 
     def _down(self, connection: ClientConnection) -> None:
-        self._was_useful = connection.was_useful
+        # A server that refuses `initialize` has answered it.
+        self._was_useful = connection.was_useful and self.connection is connection
         if connection.was_useful:
             self._silence_s = min(self._silence_s, self._usual_silence_s)
             if connection.was_silent:
@@ -472,8 +473,8 @@ class Reconnector:
             if reply.kind is not Kind.ERROR:
                 return reply
             error = wire.error_of(reply)
-            is_lost = error.reason == wire.LOST and trio.current_time() < give_up_at
-            if not ((is_lost and may_repeat) or error.reason in wire.RETRIED):
+            is_again = error.reason in wire.RETRIED or (error.reason == wire.LOST and may_repeat)
+            if not is_again or trio.current_time() >= give_up_at:
                 raise wire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)
 
@@ -594,6 +595,7 @@ class Resumer:
         # `_forget_after_ping` forgets a call that was detached.
         if not (call.is_running or call.resuming.cancelled_caught):
             self._calls.remove(call)
+            self._reconnector.stir()  # `cancel` may wait for the call
 
     async def _deliver(self, call: RunningCall, connection: ClientConnection) -> Message | None:
         ticket = call.ticket

@@ -60,6 +60,9 @@ EVENT_IDS_MAX: Final = 1_000
 # The longest pause before a reconnect, even if the server asks for a longer one.
 RETRY_MAX_S: Final = 30.0
 
+# Statuses of a request that was not processed, and may be sent again (RFC 9110, 8470, 6585).
+UNPROCESSED: Final = frozenset({408, 425, 429})
+
 # How many characters of a server's own words an error has.
 SAID_MAX: Final = 200
 
@@ -129,10 +132,12 @@ class LineBody:
         return found
 
     def end(self) -> list[Block | TooLarge]:
-        found = self._whole(in_blocks(self._splitter.flush()))
+        # A proxy may properly end a body that its own server did not.
+        if self._splitter.flush():
+            raise Malformed("the server's response ended inside a line")
         if self._held:
             raise Malformed("the server's response ended inside a run")
-        return found
+        return []
 
     def held(self) -> list[Block | TooLarge]:
         return self._held
@@ -392,8 +397,11 @@ def refusal_line(
         refused = Refusal(INTERNAL_ERROR, _sentence(head, text, url))
     if head.status == 401:  # from the server or from a proxy
         refused.data = {"reason": "unauthorized"}
-    elif head.status >= 500 and refused.data is None:  # perhaps from a proxy
-        refused.data = {"reason": "unavailable"}
+    elif (head.status >= 500 or head.status in UNPROCESSED) and refused.data is None:
+        refused.data = {"reason": "unavailable"}  # perhaps from a proxy
+        pause = head.fields.get("retry-after", "")
+        if _RETRY.fullmatch(pause.encode()):
+            refused.data["retryAfter"] = int(pause)
     return messages.error(request_id, refused).rstrip(b"\n")
 
 

@@ -58,6 +58,7 @@ from streams.messages import (
 )
 from transports.http.bodies import (
     ACCEPT,
+    UNPROCESSED,
     Body,
     EventBody,
     EventTrail,
@@ -571,7 +572,8 @@ class HttpChannel:
         text = await _read_some(connection)
         if self._is_refused(exchange, head, text) or await self._is_over_with(head, exchange):
             return
-        if head.status >= 500 and exchange.method != _INITIALIZE:
+        is_lost = exchange.request_id is None and head.status in UNPROCESSED
+        if is_lost or (head.status >= 500 and exchange.method != _INITIALIZE):
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
             raise trio.BrokenResourceError(f"the server answered with {head}")
         if exchange.is_awaited or head.status >= 300:

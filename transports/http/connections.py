@@ -141,6 +141,7 @@ class _Response:
             self.is_complete = self.violation is None
             return
         self.interims += 1
+        self.head_bytes = 0
         self.fields = {}
         self.reason = b""
         if self.interims >= INTERIM_MAX:
@@ -175,11 +176,12 @@ class HttpConnection:
     async def read_head(self) -> ResponseHead:
         """Wait for the response to begin."""
         response = self._response
-        while not (response.has_head or response.head_bytes):
-            await self._fetch()
-        if not response.has_head:  # a part of it has come
+        while not response.has_head:
+            if not response.head_bytes:  # also after an interim response
+                await self._fetch()
+                continue
             with trio.CancelScope(deadline=trio.current_time() + HEAD_S) as scope:
-                while not response.has_head:
+                while response.head_bytes and not response.has_head:
                     await self._fetch()
             if scope.cancelled_caught:
                 raise trio.BrokenResourceError(f"the server took above {HEAD_S:g} s for a head")

@@ -503,14 +503,19 @@ class Link:
 
     async def _calls(self, commands: Sequence[Command], *, is_lenient: bool = False) -> list[Any]:
         connection = await self.connection()
-        requests = []
+        answers: list[Any] = []
         try:
             # Queued without a checkpoint between them: nothing comes between on this connection.
             requests = [
                 connection.create_request(*command, raise_exceptions=False, decode=False)
                 for command in commands
             ]
-            answers: list[Any] = [await request for request in requests]
+            for request in requests:
+                answers.append(answer := await request)
+                if isinstance(answer, BaseException) and not isinstance(answer, ResponseError):
+                    # The others are not waited for: each would have a timeout of its own.
+                    connection.invalidate()  # what comes later is not for the next call
+                    raise meaning(answer, self.servers.address) from answer
         except LOST as error:  # the connection was lost before all were queued
             raise meaning(error, self.servers.address) from error
         for number, answer in enumerate(answers):
@@ -522,7 +527,5 @@ class Link:
                     self.servers.complaints.ignored(key, answer)
                     answers[number] = None
                     continue
-                if not isinstance(answer, ResponseError):
-                    connection.invalidate()  # what comes later is not for the next call
                 raise meaning(answer, self.servers.address) from answer
         return answers

@@ -80,9 +80,7 @@ class Listener:
                 nursery.start_soon(self._keep_alive, connection)
                 await self._hear(connection)
                 nursery.cancel_scope.cancel()
-        except* LOST as errors:
-            raise _unavailable(errors, self._servers) from None
-        except* JournalError as errors:
+        except* (*LOST, JournalError) as errors:
             raise _unavailable(errors, self._servers) from None
         finally:
             connection.invalidate()

@@ -6,8 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 import trio
+from trio.testing import MockClock
 
 from streams import CallFailed, CallLost, Client, ClientError
+from streams.errors import refusal
 from tests.rigs.clients import Params, connected, counting
 from tests.rigs.scripted import Scripted
 
@@ -21,6 +23,24 @@ def offering(**results: Any) -> Scripted:
     server.capabilities = OFFERED
     server.results = {method.replace("_", "/"): result for method, result in results.items()}
     return server
+
+
+async def test_a_request_that_is_refused_for_now_is_given_up_after_the_patience(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting()
+    refused = server._asked
+
+    def busy(connection: Any, message: Any, method: str, params: Any) -> None:
+        if method == "tools/list":
+            raise refusal("unavailable", retryAfter=1.0)
+        refused(connection, message, method, params)
+
+    server._asked = busy  # type: ignore[method-assign]
+    async with connected(server, patience_s=30) as client:
+        with pytest.raises(CallFailed, match="try again later"):
+            await client.tools()
+    assert 29 < trio.current_time() < 32
 
 
 async def test_tools_have_all_that_the_server_says_of_them() -> None:

@@ -10,9 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams.client.client import Client
-from streams.errors import (
-    CannotConnect,
-)
+from streams.errors import INTERNAL_ERROR, CannotConnect, Refusal
 from tests.rigs.clients import Stepping, connected, counting, held, rest_of, said
 from tests.rigs.scripted import Scripted
 
@@ -222,3 +220,28 @@ async def test_a_silent_connection_is_given_up(autojump_clock: MockClock) -> Non
         assert await rest_of(call) == ["b"]
         server.is_deaf = False
     assert len(server.connections) == 2
+
+
+async def test_a_server_that_refuses_to_be_greeted_again_is_given_up_after_the_patience(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    greeted = server._asked
+    tries: list[float] = []
+
+    def refusing(connection: Any, message: Any, method: str, params: Any) -> None:
+        if method == "initialize":
+            tries.append(trio.current_time())
+            raise Refusal(INTERNAL_ERROR, "HTTP 502")
+        greeted(connection, message, method, params)
+
+    async with connected(server, patience_s=100) as client, client.call("step") as call:
+        step.say("a")
+        await anext(call)
+        server._asked = refusing  # type: ignore[method-assign]
+        server.cut()
+        with pytest.raises(CannotConnect, match="HTTP 502"):
+            await anext(call)
+    assert 99 < tries[-1] - tries[0] + 5 < 110
+    assert len(tries) < 200  # at most 2 a second while a call waits

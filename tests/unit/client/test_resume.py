@@ -15,6 +15,7 @@ from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.client.reconnect import BACKOFF_FIRST_S, RELEASED_FIRST_S
 from streams.errors import (
+    CallLost,
     StreamGone,
     Superseded,
     refusal,
@@ -322,6 +323,20 @@ async def test_cancel_waits_until_it_can_be_said(autojump_clock: MockClock) -> N
         (stream,) = server.streams.values()
         await server.until(lambda: stream.is_cancelled)
         with pytest.raises(StreamGone):
+            await call.result()
+
+
+async def test_cancel_ends_when_the_next_server_does_not_know_the_call(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting(key_memory="one")
+    server.silent.add("tools/call")
+    async with connected(server) as client, client.call("count", {"n": 1}) as call:
+        await server.until(lambda: server.got("tools/call"))
+        server.key_memory = "another"
+        server.cut()
+        await call.cancel()
+        with pytest.raises(CallLost):
             await call.result()
 
 

@@ -104,6 +104,13 @@ def test_a_body_that_ends_inside_a_run_is_malformed_and_what_came_is_kept() -> N
         read(LineBody(LIMIT), header(3), b'{"n":1}\n')
 
 
+def test_a_body_that_ends_inside_a_line_is_malformed() -> None:
+    """A proxy has ended it properly, because its own server was killed."""
+    for text in (header(3) + b'{"n":1}\n{"n"', b'{"n":1}\n{"n":', b'{"n":1}\n{"n":2}'):
+        with pytest.raises(Malformed, match="inside a line"):
+            read(LineBody(LIMIT), text)
+
+
 def test_a_run_longer_than_any_server_writes_is_malformed() -> None:
     body = LineBody(LIMIT)
     assert body.feed(header(10**9)) == []
@@ -326,6 +333,15 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
                 "code": -32603,
                 "message": "The server answered with HTTP 307 Temporary Redirect: "
                 "dial http://b/mcp instead.",
+            },
+        ),
+        (
+            ResponseHead(429, "Slow Down", {"retry-after": "7"}),
+            b"",
+            {
+                "code": -32603,
+                "message": "The server answered with HTTP 429 Slow Down.",
+                "data": {"reason": "unavailable", "retryAfter": 7},
             },
         ),
         (

@@ -323,6 +323,18 @@ async def test_what_is_no_answer_fails_the_request_with_a_sentence(status: str) 
         await assert_alive(channel)
 
 
+@pytest.mark.parametrize("status", [408, 425, 429])
+async def test_a_line_without_an_answer_that_was_not_processed_is_not_taken_for_sent(
+    status: int,
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.respond(f"{status} Not Now", b"what?", "text/plain")
+
+    async with connected(script) as (_, channel):
+        with pytest.raises(trio.BrokenResourceError, match=f"HTTP {status}"):
+            await channel.send(messages.notification("notifications/cancelled", {}))
+
+
 async def test_a_refused_notification_is_told_to_nobody_in_particular() -> None:
     async def script(asked: Asked) -> None:
         await asked.respond("400 Bad Request", b"what?", "text/plain")

@@ -123,6 +123,19 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
         assert server.connections == 2
 
 
+async def test_a_response_may_take_long_after_an_interim_one(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.stream.send_all(b"HTTP/1.1 102 Processing\r\n\r\n")
+        await trio.sleep(2 * connections.HEAD_S)
+        await asked.respond("200 OK", b'{"jsonrpc":"2.0","id":1,"result":{}}')
+
+    async with connected(script) as (_, channel):
+        await channel.send(call(1))
+        assert await receive(channel, 1) == [b'{"jsonrpc":"2.0","id":1,"result":{}}']
+
+
 async def test_interim_responses_without_end_end_the_channel() -> None:
     async def script(asked: Asked) -> None:
         while True:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from anyio import ClosedResourceError
 from coredis.connection import BaseConnection
 from msgspec.structs import replace
@@ -57,6 +58,7 @@ from tests.rigs.redis_servers import KINDS, Server, running
 
 PATIENCE_S = 60.0
 QUICK_S = 0.3  # for a call of a store that does not answer
+MANY = 300  # commands of one pipeline: to wait for each of them so long would take minutes
 
 
 @pytest.fixture(params=KINDS)
@@ -121,11 +123,13 @@ async def test_a_replica_that_runs_waits_for_a_store_that_has_lost_its_user(
 async def test_a_store_that_does_not_answer_is_unavailable_in_time(server: Server) -> None:
     async with open_redis_journal(server.url, call_s=QUICK_S) as journal:
         await applied(journal, Create(record()), append(1, 3))
+        many = [Create(record(f"many-{number}")) for number in range(MANY)]
         server.pause()
         try:
             with trio.fail_after(PATIENCE_S):
                 for call in (
                     lambda: journal.commit([append(4, 4)]),
+                    lambda: journal.commit(many),
                     journal.renew,
                     lambda: journal.find("s"),
                     lambda: journal.claim("nobody"),
@@ -426,6 +430,30 @@ async def test_a_subscription_without_an_answer_ends_no_process(
             server.resume()
         with trio.fail_after(PATIENCE_S):
             assert (await journal.news()).is_all
+
+
+async def test_two_errors_at_once_are_one_loss_of_the_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = trio.Event()
+
+    async def fail(error: Exception) -> None:
+        await lost.wait()
+        raise error
+
+    async with open_redis_journal(server.url) as journal, trio.open_nursery() as nursery:
+        listener = journal.listener
+        monkeypatch.setattr(listener, "_hear", lambda _: fail(StoreAway("in `_begin`")))
+        monkeypatch.setattr(listener, "_keep_alive", lambda _: fail(ConnectionResetError()))
+        nursery.start_soon(_set_when_blocked, lost)
+        with pytest.raises(Unavailable):
+            await listener._listen()
+        monkeypatch.undo()
+
+
+async def _set_when_blocked(event: trio.Event) -> None:
+    await trio.testing.wait_all_tasks_blocked(0.1)
+    event.set()
 
 
 async def test_a_store_that_is_away_gets_few_attempts_to_connect(
