@@ -25,7 +25,9 @@ from streams.errors import (
 from streams.exchange import authenticated
 from streams.faults import log_failure
 from streams.journal.contract import Journal, Shortage
-from streams.journal.records import Ack, Append, Change, Evict, Forget
+from streams.journal.records import Ack, Append, Change, Evict, Forget, StreamChange
+from streams.journal.sessions import SessionChange
+from streams.journal.webhooks import WebhookChange
 from streams.limits import MIB, STORE_RETRY_S
 from streams.logs import log
 
@@ -116,7 +118,7 @@ class Committer:
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
         self.listeners: tuple[CommitListener, ...] = ()
         # Of a shared journal: called with each change that it refuses. Returns what mends that.
-        self.on_refused: Callable[[str, JournalError], Sequence[Change]] | None = None
+        self.on_refused: Callable[[StreamChange, JournalError], Sequence[Change]] | None = None
         self.hooks: Hooks | None = None  # makes webhooks, if there are any
 
     def add(self, change: Change, *, may_wait: bool = False) -> None:
@@ -410,9 +412,9 @@ class Committer:
         for change, error in zip(changes, outcomes, strict=True):
             if error is None:
                 continue
-            if self.on_refused is None or change.stream is None:
+            if self.on_refused is None or isinstance(change, SessionChange | WebhookChange):
                 raise error
-            mend = self.on_refused(change.stream, error)
+            mend = self.on_refused(change, error)
             if mend and isinstance(change, Append) and id(change) not in mended:
                 mended.add(id(change))
                 again += [*mend, change]

@@ -630,11 +630,14 @@ class Engine:
         if not is_here and self._replicas is not None and isinstance(session, HttpSession):
             self._replicas.outbox.broadcast(Cancelled(session.key, request_id, reason))
 
-    async def handed_on(self) -> None:
-        """Wait until a message of a client cannot get lost on the way to another replica.
+    async def handed_on(self, *, is_answer: bool) -> None:
+        """Wait until a message of a client cannot get lost, here or on the way to another replica.
 
-        Raises `Unavailable`.
+        An answer is told once: a client that goes on by an event id is not asked again. Raises
+        `Unavailable`.
         """
+        if is_answer:
+            await self._committer.settled()
         if self._replicas is not None:
             await self._replicas.outbox.sent()
 

@@ -14,6 +14,7 @@ import trio
 from streams.engine.cache import Cache
 from streams.engine.identity import scope_of
 from streams.engine.stream import Stream
+from streams.errors import StoreAway
 from streams.exchange import authenticated
 from streams.journal.contract import Journal
 from streams.keys import Keyring
@@ -35,6 +36,7 @@ class KeyedCalls:
         self._keyring = keyring
         self._journal = journal
         self._turns: dict[bytes, trio.StrictFIFOLock] = {}  # of requests with the same key
+        self._holders: dict[str, str] = {}  # the replica that has the turn in the journal, by mark
 
     @property
     def memory(self) -> str:
@@ -63,15 +65,22 @@ class KeyedCalls:
             await turn.acquire()
         try:
             async with self._journal.turn(names[0]):
+                self._holders[mark.name] = self._journal.replica
                 yield Called(await self._find(names), mark)
                 # Another replica that looks it up next must find the call that was begun.
                 begun = self._cache.begun(names[0]) if self._journal.replica else None
                 if begun is not None:
                     await begun.recorded()
         finally:
+            self._holders.pop(mark.name, None)
             turn.release()
             if not turn.locked():  # else the next one has it
                 del self._turns[names[0]]
+
+    def check_turn(self, mark: Mark) -> None:
+        """Raise `StoreAway` if the turn for a key was lost: another replica may begin the call."""
+        if self._holders.get(mark.name) != self._journal.replica:
+            raise StoreAway("another replica may have begun this call meanwhile")
 
     async def _find(self, names: Sequence[bytes]) -> Stream | None:
         for name in names:

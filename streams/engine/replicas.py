@@ -35,7 +35,7 @@ from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
 from streams.errors import Conflict, Gone, Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal, News, Post
-from streams.journal.records import Outcome, Record, Restore
+from streams.journal.records import Create, Outcome, Record, Restore, StreamChange
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import STREAM_LETTERS, log
@@ -150,6 +150,7 @@ class Replicas:
             if isinstance(follower, RemoteFollower) and follower.replica == replica:
                 stream.detach(follower)
         self._claim(replica)
+        self._claim("")  # it may have died while it released some
 
     def lost_all(self) -> None:
         """See `LeaseListener.lost_all`."""
@@ -229,7 +230,7 @@ class Replicas:
                     running = sum(each.outcome is Outcome.LIVE for each in records)
                     told = {"running": running, "ended": len(records) - running}
                     log.info("took over calls", of=owner or "released", **told)
-                    await self._adopt(records)
+                    await self._adopt_in_time(records)
                 elif wanted is not None:
                     self._nursery.start_soon(self._claim_rest, owner)
 
@@ -240,6 +241,18 @@ class Replicas:
         except Unavailable:
             self.doubt()
             raise
+
+    async def _adopt_in_time(self, records: Sequence[Record]) -> None:
+        """Adopt some streams before more are claimed. A damaged one may take for ever: it waits."""
+        has_adopted = trio.Event()
+
+        async def adopt() -> None:
+            await self._adopt(records)
+            has_adopted.set()
+
+        self._nursery.start_soon(adopt)
+        with trio.move_on_after(self._journal.lease_s):
+            await has_adopted.wait()
 
     async def _adopt(self, records: Sequence[Record]) -> None:
         """These streams are ours from now on: their calls go on, or end as interrupted."""
@@ -462,6 +475,7 @@ class Replicas:
             self._asked(stream, post.sender, body)
         elif isinstance(body, posts.Look):
             self.outbox.tell(post.sender, post.stream, posts.View(body.request, is_known=False))
+            self.doubt()  # in the journal it is ours
         else:
             self._nursery.start_soon(self._pass_on, post, body)
 
@@ -609,14 +623,16 @@ class Replicas:
         last = stream.state.answer_after(post.start)
         return post.at < than.attached_at and last is not None and last <= stream.state.durable
 
-    def refused(self, stream_id: str, error: Exception) -> Sequence[Restore]:
-        """The journal does not take a change of this stream. Returns what mends that, if anything.
+    def refused(self, change: StreamChange, error: Exception) -> Sequence[Restore]:
+        """The journal does not take this change. Returns what mends that, if anything.
 
         Another replica owns the stream by now; or the store has lost changes by a failover.
         """
+        stream_id = change.stream
         stream = self._streams.index.get(stream_id)
-        if stream is None:
-            return ()
+        fence = change.record.fence if isinstance(change, Create) else change.fence
+        if stream is None or stream.record.fence > fence:
+            return ()  # another one had it meanwhile, and it has come back
         if isinstance(error, _MENDABLE):
             log.warning("the store has lost changes of a stream", stream=stream_id[:STREAM_LETTERS])
             return (stream.restoration(),)

@@ -670,6 +670,8 @@ class Stream:
 
     def committed(self, seq: int) -> None:
         """The record and everything up to `seq` are durable, and may be delivered."""
+        if self.is_lost:
+            return  # the journal has perhaps refused its record
         self.is_recorded = True
         self.state.committed(seq)
         if seq or not self.is_held:

@@ -545,6 +545,8 @@ class Peer:
         await self._engine.make_room(self.session)
         self.session.checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
+        if mark is not None:
+            self._engine.keyed.check_turn(mark)
         # With a mark, `line` differs from `message`.
         origin = message if mark is None else None
         self._start(run, line, connection, mark=mark, origin=origin)

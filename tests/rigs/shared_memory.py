@@ -305,6 +305,8 @@ class SharedMemoryJournal:
         if isinstance(change, Restore) or (before is None and isinstance(change, Create)):
             if self._replica in self._store.claimed:
                 return Fenced(f"the streams of {self._replica} were claimed: renew first")
+            if change.record.owner not in ("", self._replica):
+                return Fenced(f"{change.record.owner} was claimed, and is {self._replica} now")
             record = msgspec.structs.replace(change.record, owner=self._replica)
             change = msgspec.structs.replace(change, record=record)
         elif before is not None and not isinstance(change, Create) and not self._may(before):

@@ -126,6 +126,8 @@ class Batch:
     def _owned(self, record: Record | None, change: StreamChange) -> StreamChange:
         """The change as this replica may make it; raises `Fenced` if it may not."""
         if isinstance(change, Restore) or (record is None and isinstance(change, Create)):
+            if change.record.owner not in ("", self._replica):
+                raise Fenced(f"{change.record.owner} was claimed, and is {self._replica} now")
             return replace(change, record=replace(change.record, owner=self._replica))
         if record is None or isinstance(change, Create):
             return change

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import trio
 
+from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import News, Shortage, Totals, Wanted
 from streams.journal.records import Change, Record
@@ -368,7 +369,9 @@ class RedisJournal:
 
     async def count_sessions(self, principal: str | None = None) -> int:
         name = "sessions" if principal is None else f"sp:{codec.principal_key(principal)}"
-        [found] = await self._calls((b"ZCARD", self._prefix + name))
+        # Those that have expired are dropped only with the next one that is saved.
+        alive = f"({int(1000 * wall())}"
+        [found] = await self._calls((b"ZCOUNT", self._prefix + name, alive, b"+inf"))
         return int(found)
 
     # Webhooks

@@ -196,7 +196,7 @@ class HttpEndpoint:
                 await self._engine.operations.load_question(message)
             line = await peer.handle(message, request.body, event_ids=event_ids)
             if line is None:
-                await self._engine.handed_on()
+                await self._engine.handed_on(is_answer=message.kind is not Kind.NOTIFICATION)
         except Unavailable as error:
             raise _not_now(error) from None
         if is_request:

@@ -13,6 +13,7 @@ from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
 from streams.engine.events import CallReleased
 from streams.engine.leases import BEATS
+from streams.errors import StoreAway
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
 from tests.rigs import idempotency
@@ -125,6 +126,88 @@ async def test_a_replica_that_stood_still_claims_what_an_heir_has_left_of_it(
     ours.again.finish("in the end")
     await wait_all_tasks_blocked()
     assert replicas.store.records[stream["streamId"]].outcome is Outcome.COMPLETED
+
+
+async def test_calls_that_a_replica_had_released_when_it_died_go_on_elsewhere(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its news of that had not come."""
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "again")
+    await trio.sleep(TAKEN_S)
+    replicas.store.free(replicas.store.owned_by(theirs.name))
+    theirs.kill()
+    await trio.sleep(TAKEN_S)
+    assert replicas.owner_of(stream["streamId"]) == ours.name
+    ours.again.finish()
+    await wait_all_tasks_blocked()
+    assert replicas.store.records[stream["streamId"]].outcome is Outcome.COMPLETED
+
+
+async def test_a_late_change_under_an_old_fence_does_not_lose_a_stream_that_came_back(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "again")
+    await trio.sleep(TAKEN_S)
+    theirs.reached.cut()
+    theirs.again.log("late")  # waits for the store
+    await trio.sleep(TAKEN_S)
+    assert replicas.owner_of(stream["streamId"]) == ours.name
+    may_commit, commit = trio.Event(), theirs.reached.inner.commit
+
+    async def late(changes: Any) -> Any:
+        if not may_commit.is_set():
+            raise StoreAway("for now")
+        return await commit(changes)
+
+    theirs.reached.commit = late  # type: ignore[attr-defined]
+    await ours.stop()
+    theirs.reached.mend()
+    await trio.sleep(TAKEN_S)
+    assert replicas.owner_of(stream["streamId"]) == theirs.name
+    may_commit.set()
+    await trio.sleep(TAKEN_S)
+    assert theirs.streams == [stream["streamId"]]
+
+
+async def test_a_damaged_stream_does_not_hold_up_the_take_over_of_others(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, one, another = await replicas.start(), await replicas.start(), await replicas.start()
+    damaged = await (await one.dial(POSITIONS)).begin(1, "again")
+    one.again.ask()
+    sound = await (await another.dial(POSITIONS)).begin(1, "again")
+    await trio.sleep(TAKEN_S)
+    replicas.store.kept._runs.pop(damaged["streamId"])
+    one.kill()
+    another.kill()
+    await trio.sleep(5 * TAKEN_S)
+    assert replicas.owner_of(sound["streamId"]) == ours.name
+
+
+async def test_a_call_with_a_key_does_not_begin_once_the_turn_was_lost(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Another replica may run it by then."""
+    theirs = await replicas.start()
+    browser = await theirs.browse(STREAMS)
+    engine, may_begin = theirs.running.engine, trio.Event()
+
+    async def make_room(_: Any) -> None:
+        await may_begin.wait()
+
+    engine.make_room = make_room  # type: ignore[method-assign]
+    params = {"name": "step", "arguments": {}, "_meta": {"mcp-streams/idempotencyKey": "a" * 32}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    answer = browser.ask("POST", call)
+    await wait_all_tasks_blocked()
+    replicas.store.mark_claimed(theirs.name)
+    await trio.sleep(TAKEN_S)
+    may_begin.set()
+    await wait_all_tasks_blocked()
+    assert answer.json["error"]["data"]["reason"] == "unavailable"
+    assert not theirs.streams
 
 
 async def test_a_call_that_cannot_restart_is_interrupted_once(

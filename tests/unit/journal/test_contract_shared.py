@@ -111,8 +111,9 @@ async def test_replicas_have_different_names(open_replica: OpenReplica) -> None:
 
 async def test_the_creator_owns_a_stream_and_alone_changes_it(open_replica: OpenReplica) -> None:
     async with open_replica() as one, open_replica() as two:
-        forged = replace(record(), owner=two.replica)
-        await applied(one, Create(forged), append(1, 2))
+        [answer] = await one.commit([Create(replace(record(), owner=two.replica))])
+        assert isinstance(answer, Fenced), "as if it had another name when it made the change"
+        await applied(one, Create(record()), append(1, 2))
         assert found(await two.find("s")) == replace(record(), owner=one.replica, last=2, fence=1)
         changes: list[Change] = [
             append(3, 3),

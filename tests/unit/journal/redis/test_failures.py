@@ -42,6 +42,8 @@ from streams.journal.records import (
 from streams.journal.redis import library, open_redis_journal
 from streams.journal.redis.link import CONNECT_PAUSE_S, Link, Servers
 from streams.journal.redis.writer import JUMP, STREAMS_AT_ONCE
+from streams.journal.sessions import SaveSession
+from streams.limits import DAY_S
 from streams.messages import Run
 from tests.rigs.journals import (
     PLENTY,
@@ -52,6 +54,7 @@ from tests.rigs.journals import (
     lines,
     read_all,
     record,
+    session,
     until_done,
 )
 from tests.rigs.redis_servers import KINDS, Server, running
@@ -523,6 +526,16 @@ async def test_a_full_store_takes_what_frees_memory(tmp_path: Path) -> None:
             with trio.fail_after(PATIENCE_S):
                 while journal.shortage is not None:
                     await trio.sleep(0.01)
+
+
+async def test_expired_sessions_that_the_store_still_has_do_not_count(server: Server) -> None:
+    """They are dropped when the next one is saved, which a full house would refuse."""
+    async with open_redis_journal(server.url, session_idle_s=-2 * DAY_S) as journal:
+        await applied(journal, SaveSession(session("k")))
+        assert await journal.count_sessions() == 0
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, SaveSession(session("l")))
+        assert await journal.count_sessions() == 1
 
 
 async def test_limits_count_what_is_kept(server: Server) -> None:
