@@ -73,6 +73,7 @@ class Listener:
     async def _listen(self) -> None:
         """Listen over one connection, until that is lost."""
         self._connection = connection = await self._servers.connect()
+        lost: BaseExceptionGroup[Exception] | None = None
         try:
             for replica in ("", self._replica()):
                 connection.send_command(b"SSUBSCRIBE", f"{self._prefix}c:{replica}")
@@ -81,9 +82,11 @@ class Listener:
                 await self._hear(connection)
                 nursery.cancel_scope.cancel()
         except* (*LOST, JournalError) as errors:
-            raise _unavailable(errors, self._servers) from None
+            lost = errors  # raised below: a cancellation beside it would make a group of both
         finally:
             connection.invalidate()
+        if lost is not None:
+            raise _unavailable(lost, self._servers) from None
 
     async def _hear(self, connection: BaseConnection) -> None:
         confirmed = 0
