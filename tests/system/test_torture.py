@@ -51,9 +51,11 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
     report = json.loads((kept / torture.REPORT).read_bytes())
     assert (report["settings"]["seed"], report["is_good"]) == (7, True)
     assert [one["transport"] for one in report["figures"]] == ["stdio", "websocket", "http"]
+    for name in ("acknowledged", "calls", "short"):
+        assert sum(one[name] for one in report["figures"]) > 0
     for one in report["figures"]:
-        assert one["delivered"] >= one["acknowledged"] > 0
-        assert one["calls"] > one["short"] > 0
+        assert one["delivered"] >= one["acknowledged"]
+        assert one["calls"] >= one["short"]
         ends = ("finished", "interrupted", "unannounced", "refused")
         assert sum(one[name] for name in ends) == one["calls"]
         assert one["recovery_worst_s"] >= one["recovery_median_s"]

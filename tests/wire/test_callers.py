@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 
+from streams.limits import DAY_S
 from tests.rigs.jwts import AUDIENCE, ISSUER, KEYS, signed
 from tests.wire.process import OFFERS, ServerProcess, wait_until
 from tests.wire.raw import WebSocketPeer
@@ -52,7 +53,7 @@ async def wait(call: Call, folder: str) -> str:
     await trio.sleep_forever()
 """
 
-CLAIMS: Final[dict[str, Any]] = {"scope": "read", "tenant": "acme", "exp": time.time() + 3600}
+CLAIMS: Final[dict[str, Any]] = {"scope": "read", "tenant": "acme", "exp": time.time() + DAY_S}
 ADA: Final = {
     "issuer": ISSUER,
     "subject": "ada",

@@ -30,7 +30,7 @@ async def refused(house: House) -> Json:
 def is_alive(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter between the open and the read
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
 
