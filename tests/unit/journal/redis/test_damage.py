@@ -40,7 +40,7 @@ from tests.rigs.replicas import Reached, Replica
 from tests.rigs.server import PLAIN, POSITIONS, Json, Talker, named, said
 from tests.rigs.web import Browser
 
-LEASE_S = 0.4
+LEASE_S = 1.0
 P = "{mcp-streams}:"
 
 
