@@ -23,13 +23,14 @@ from streams.engine.hooks import Hooks
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.index import Registry
 from streams.engine.operations import Operations
+from streams.engine.outbox import SENT_S
 from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
 from streams.engine.replicas import Replicas
 from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
-from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
 from streams.exchange import Channel, ResponseChannel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
@@ -637,7 +638,10 @@ class Engine:
         `Unavailable`.
         """
         if is_answer:
-            await self._committer.settled()
+            with trio.move_on_after(SENT_S) as waiting:
+                await self._committer.settled()
+            if waiting.cancelled_caught:
+                raise Unavailable("the journal does not take the answer now")
         if self._replicas is not None:
             await self._replicas.outbox.sent()
 

@@ -108,7 +108,7 @@ class Checkpoints:
             return False  # SQLite starts the WAL over
         return self._is_past_half(written) or self._size(written) + needed > self._bytes_max
 
-    def start_anew(self) -> bool:
+    def starts_anew(self) -> bool:
         """Whether the next commit starts the WAL over, whose new header is always synced."""
         written, copied = self._index.frames()
         return written == copied > 0

@@ -203,7 +203,7 @@ class SQLiteStore:
     @property
     def waits_for_disk(self) -> bool:
         """Whether the last step of the next commit does: also where a new WAL begins."""
-        return self._is_synced or self._checkpoints.start_anew()
+        return self._is_synced or self._checkpoints.starts_anew()
 
     def _are_short(self, changes: Sequence[Change]) -> bool:
         return not (

@@ -13,6 +13,7 @@ from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
 from streams.engine.events import CallReleased
 from streams.engine.leases import BEATS
+from streams.engine.outbox import SENT_S
 from streams.errors import StoreAway
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
@@ -208,6 +209,34 @@ async def test_a_call_with_a_key_does_not_begin_once_the_turn_was_lost(
     await wait_all_tasks_blocked()
     assert answer.json["error"]["data"]["reason"] == "unavailable"
     assert not theirs.streams
+
+
+async def test_an_answer_is_taken_only_once_it_is_durable(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    theirs = await replicas.start()
+    browser = await theirs.browse(STREAMS)
+    answer = await browser.call(1, "again")
+    theirs.again.ask()
+    await wait_all_tasks_blocked()
+    asked = answer.events[-1][1]
+    assert asked is not None
+    said = {"jsonrpc": "2.0", "id": asked["id"], "result": {"says": "yes"}}
+    may_commit, commit = trio.Event(), theirs.reached.inner.commit
+
+    async def slow(changes: Any) -> Any:
+        await may_commit.wait()
+        return await commit(changes)
+
+    theirs.reached.commit = slow  # type: ignore[attr-defined]
+    answers = [browser.ask("POST", said)]
+    await trio.sleep(2 * SENT_S)
+    answers.append(browser.ask("POST", said))
+    await wait_all_tasks_blocked()
+    assert [each.status for each in answers] == [503, 0]
+    may_commit.set()
+    await trio.sleep(0.01)
+    assert answers[1].status == 202
 
 
 async def test_a_call_that_cannot_restart_is_interrupted_once(
