@@ -42,7 +42,8 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
     kept = tmp_path / "kept"
     words = ("torture", "--minutes", "10", "--seed", "7", "--keep", str(kept))
     with Following(*words, on_terminal=True) as torturing:
-        torturing.wait_for(r"\d+ s left: [1-9]\d* kills")
+        # By then each transport has ended some calls, also on a busy machine.
+        torturing.wait_for(r"\d+ s left: (?:[5-9]|\d\d+) kills")
         torturing.interrupt()
         torturing.wait_for("waiting for the last calls")
         code, out = torturing.end(within_s=PATIENCE_S)
@@ -51,11 +52,9 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
     report = json.loads((kept / torture.REPORT).read_bytes())
     assert (report["settings"]["seed"], report["is_good"]) == (7, True)
     assert [one["transport"] for one in report["figures"]] == ["stdio", "websocket", "http"]
-    for name in ("acknowledged", "calls", "short"):
-        assert sum(one[name] for one in report["figures"]) > 0
     for one in report["figures"]:
-        assert one["delivered"] >= one["acknowledged"]
-        assert one["calls"] >= one["short"]
+        assert one["delivered"] >= one["acknowledged"] > 0
+        assert one["calls"] > one["short"] > 0
         ends = ("finished", "interrupted", "unannounced", "refused")
         assert sum(one[name] for name in ends) == one["calls"]
         assert one["recovery_worst_s"] >= one["recovery_median_s"]
