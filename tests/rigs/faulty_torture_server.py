@@ -38,7 +38,7 @@ async def work(
         await call.log("info", entry)
         if number % flush_every == 0:
             await call.flush()
-            await note(Path(notes) / name, number)
+            note(Path(notes) / name, number)
     return Worked(messages=count)
 
 

@@ -4,7 +4,6 @@ All that a tool sends follows from its arguments, so that a call that is restart
 Each run of a tool is written down as well, so that a tool that was run twice is found.
 """
 
-import os
 from collections import Counter
 from pathlib import Path
 from typing import TypedDict
@@ -50,7 +49,7 @@ async def work(
         await call.log("info", entry_of(name, number))
         if number % flush_every == 0:
             await call.flush()
-            await note(Path(notes) / name, number)
+            note(Path(notes) / name, number)
     return Worked(messages=count)
 
 
@@ -71,7 +70,7 @@ async def lasting(
         await call.log("info", entry_of(name, number))
         if number % flush_every == 0:
             await call.checkpoint((number, began_at))
-            await note(Path(notes) / name, number)
+            note(Path(notes) / name, number)
     return Worked(messages=count)
 
 
@@ -98,18 +97,10 @@ def noted_runs(notes: Path) -> Counter[str]:
     return Counter(path.read_text().split() if path.exists() else ())
 
 
-async def note(path: Path, number: int) -> None:
-    """Write down that the messages up to `number` are durable."""
-    await trio.to_thread.run_sync(_write_through, path, b"%d\n" % number)
-
-
-def _write_through(path: Path, line: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_DSYNC
-    descriptor = os.open(path, flags, 0o600)
-    try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+def note(path: Path, number: int) -> None:
+    """Write down that the messages up to `number` are durable. See `note_run`."""
+    with path.open("a") as file:
+        file.write(f"{number}\n")
 
 
 def noted(path: Path) -> int:
