@@ -49,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_principal_max: float = 0.0  # a second, in the long run; 0: no limit
     streams_max: int = 1_000_000
     journal_bytes_max: int = 16_384 * MIB  # of the journal's file and its WAL; 0: no limit
-    journal_cache_bytes_max: int = CACHE_BYTES_MAX  # of the file's newest lines, in memory; 0: none
+    journal_cache_bytes_max: int = CACHE_BYTES_MAX  # of the newest lines, also in memory; 0: none
     # The share of all anonymous callers together. A limit for each would bound nothing: an
     # anonymous caller gets a new name with each connection.
     journal_anonymous_share: float = 0.25

@@ -139,6 +139,7 @@ async def open_store(place: Place, limits: Limits, **how: Any) -> AsyncIterator[
         replicas_acked=place.replicas_acked,
         bytes_max=limits.journal_bytes_max or None,
         anonymous_bytes_max=limits.anonymous_bytes_max or None,
+        cache_bytes_max=limits.journal_cache_bytes_max,
         session_idle_s=limits.session_idle_s,
         **how,
     ) as journal:

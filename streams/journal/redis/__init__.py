@@ -43,7 +43,7 @@ import trio
 
 from streams.errors import JournalUnusable
 from streams.journal.redis.addresses import parse
-from streams.limits import DAY_S, Durability
+from streams.limits import CACHE_BYTES_MAX, DAY_S, Durability
 
 if TYPE_CHECKING:
     from streams.journal.redis.journal import RedisJournal
@@ -63,6 +63,7 @@ async def open_redis_journal(
     prefix: str | None = None,
     bytes_max: int | None = None,
     anonymous_bytes_max: int | None = None,
+    cache_bytes_max: int = CACHE_BYTES_MAX,
     session_idle_s: float = DAY_S,
     call_s: float = 5.0,
     copies: bool = False,
@@ -73,7 +74,8 @@ async def open_redis_journal(
     `streams.journal.redis.addresses` has the forms of URLs. With `replicas_acked` a commit waits
     until so many replicas of the store have it: on disk (WAITAOF) with the durability "power", else
     in memory (WAIT). `bytes_max` limits what all streams take, `anonymous_bytes_max` those of
-    anonymous callers. A session that is not saved for `session_idle_s` seconds and an hour is
+    anonymous callers. Of the messages that this replica has written last, `cache_bytes_max` bytes
+    stay in memory. A session that is not saved for `session_idle_s` seconds and an hour is
     deleted. No call takes longer than about `call_s` seconds.
     `copies` opens an unfinished copy as well (`begin_copy`); `only_existing` makes no new journal.
 
@@ -101,6 +103,7 @@ async def open_redis_journal(
             replicas_acked=replicas_acked or 0,
             bytes_max=bytes_max,
             anonymous_bytes_max=anonymous_bytes_max,
+            cache_bytes_max=cache_bytes_max,
             session_idle_s=session_idle_s + 3600.0,
         )
         try:

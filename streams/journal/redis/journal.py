@@ -12,6 +12,7 @@ import trio
 from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import News, Shortage, Totals, Wanted
+from streams.journal.newest import NewestRuns
 from streams.journal.records import Change, Record
 from streams.journal.redis import codec
 from streams.journal.redis.damage import UNREADABLE, WHAT_TO_DO
@@ -55,6 +56,7 @@ class RedisJournal:
         replicas_acked: int,
         bytes_max: int | None,
         anonymous_bytes_max: int | None,
+        cache_bytes_max: int,
         session_idle_s: float,
     ) -> None:
         self._servers = servers
@@ -65,13 +67,15 @@ class RedisJournal:
         self._anonymous_bytes_max = anonymous_bytes_max
         self._prefix = f"{{{servers.address.prefix}}}:"
         self._reader = Link(servers)
-        self._lines = Lines(self._reader, self._prefix)
+        newest = NewestRuns(cache_bytes_max)
+        self._lines = Lines(self._reader, self._prefix, newest)
         self._writer = Writer(
             servers,
             durability=durability,
             replicas_acked=replicas_acked,
             session_idle_s=session_idle_s,
             lease_s=lease_s,
+            newest=newest,
             renamed=self._renamed,
             moved=self._moved,
         )

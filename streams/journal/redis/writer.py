@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from streams.clock import wall
 from streams.errors import Fenced, JournalError, JournalUnusable, StoreAway
 from streams.journal.contract import Wanted
+from streams.journal.newest import NewestRuns
 from streams.journal.records import (
     Ack,
     Change,
@@ -31,7 +32,7 @@ from streams.journal.records import (
     Restore,
 )
 from streams.journal.redis import codec
-from streams.journal.redis.batch import Batch, Known, arguments
+from streams.journal.redis.batch import Batch, Known, Staged, arguments
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.replay import Recent
 from streams.journal.redis.settings import Settings, check, look
@@ -69,17 +70,20 @@ class Writer:
         replicas_acked: int,
         session_idle_s: float,
         lease_s: float,
+        newest: NewestRuns,
         renamed: Callable[[], None],
         moved: Callable[[], None],
     ) -> None:
-        """`renamed` is called when this replica gets a new name, `moved` when another server (or
-        the same one, after a restart) takes the commits.
+        """What is committed is added to `newest`. `renamed` is called when this replica gets a new
+        name, `moved` when another server (or the same one, after a restart) takes the commits.
         """
         self._servers = servers
         self._durability: Durability = durability
         self._replicas_acked = replicas_acked
         self._session_idle_s = session_idle_s
         self._lease_s = lease_s
+        self._newest = newest
+        self._owned: dict[str, Known] = {}
         self._renamed = renamed
         self._moved = moved
         self._prefix = f"{{{servers.address.prefix}}}:"
@@ -105,7 +109,8 @@ class Writer:
         self.replica = new_name()
         self.is_claimed = False  # its streams were claimed, which `renew` has yet to tell
         self._number = self._confirmed = 0
-        self._owned: dict[str, Known] = {}
+        self._forget_lines()
+        self._owned.clear()
         self._doubtful: set[str] = set()  # of those, the ones to read again
         self._is_in_doubt = False  # the outcome of the last commit is unknown
         self._replay_since: int | None = None  # the store lacks our commits after this one
@@ -443,6 +448,7 @@ class Writer:
             )
             self._is_torn = self._is_torn or not is_all
             self._doubtful.update(self._owned)
+            self._forget_lines()
             streams = {change.stream: None for change in changes if change.stream is not None}
             known = await self._look_up(streams)
             if self._replay_since is None:  # claimed meanwhile
@@ -487,6 +493,22 @@ class Writer:
             self._owned[stream] = known
             if record.is_wanted:
                 self.wanted[record.principal] += 1
+        else:
+            self._newest.drop(stream)
+
+    def _keep_lines(self, staged: Staged) -> None:
+        """Keep the committed lines of a stream that this replica owns in memory, too."""
+        if staged.is_new or staged.lost is not None:
+            self._newest.drop(staged.stream)
+        record = staged.after.record
+        if record is not None and record.owner == self.replica and staged.lost is None:
+            self._newest.add(staged.stream, staged.runs)
+            self._newest.drop(staged.stream, record.trimmed)
+
+    def _forget_lines(self) -> None:
+        """The store may have other lines of the streams that were owned here."""
+        for stream in self._owned:
+            self._newest.drop(stream)
 
     async def _write(self, batch: Batch, others: Sequence[Any], *, is_freeing: bool) -> bool:
         """Write a batch. False if the store differs from what was known: apply it again."""
@@ -507,6 +529,7 @@ class Writer:
                 return False
             for staged in part:
                 self._keep(staged.stream, staged.after)
+                self._keep_lines(staged)
         self._is_in_doubt = False
         return True
 

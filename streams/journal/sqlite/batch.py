@@ -243,7 +243,7 @@ class Batch:
         for tail in self._trimmed:
             tail.oldest = UNKNOWN
             if tail.now is not None:
-                tails.recent.drop(tail.now.stream, tail.now.trimmed)
+                tails.newest.drop(tail.now.stream, tail.now.trimmed)
         # A batch is in a cycle, so it lives longer than its segments may.
         segments, self._segments = self._segments, {}
         tails.publish(

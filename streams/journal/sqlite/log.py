@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from streams.errors import JournalError
 from streams.exchange import authenticated
 from streams.journal.contract import STORED_BYTES_MAX
+from streams.journal.newest import NewestRuns
 from streams.journal.records import (
     Ack,
     Answered,
@@ -32,7 +33,6 @@ from streams.journal.records import (
     apply,
 )
 from streams.journal.runs import as_one
-from streams.journal.sqlite.segments import Recent
 from streams.limits import CACHE_BYTES_MAX, MIB
 from streams.messages import Run
 
@@ -183,7 +183,7 @@ class Budget(msgspec.Struct, frozen=True):
     streams_max: int = 20_000
     # One commit, or a long read transaction of another program, may exceed it.
     wal_bytes: int = 64 * MIB
-    recent_bytes: int = CACHE_BYTES_MAX  # segments in memory
+    newest_bytes: int = CACHE_BYTES_MAX  # segments in memory
 
     def within(self, bytes_max: int) -> "Budget":
         """The budget of a journal of at most `bytes_max` bytes, smaller for a small journal."""
@@ -294,7 +294,7 @@ class Tails:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.known: dict[str, Tail] = {}
-        self.recent = Recent(budget.recent_bytes)
+        self.newest = NewestRuns(budget.newest_bytes)
         self.next_row = 1
         self._ahead: dict[Tail, None] = {}  # of the tables, in the order of `since`
         self._ripe: dict[Tail, None] = {}  # long enough for a segment
@@ -371,7 +371,7 @@ class Tails:
         memory before.
         """
         for stream, runs in segments.items():  # first: a reader looks at them last
-            self.recent.add(stream, runs)
+            self.newest.add(stream, runs)
         row = self.next_row
         self._logged(row_bytes, first_row)
         self._publish(touched, row)
@@ -401,7 +401,7 @@ class Tails:
         """The stream was forgotten."""
         assert tail.record is not None
         self.known.pop(tail.record.stream, None)
-        self.recent.drop(tail.record.stream, tail.record.last)
+        self.newest.drop(tail.record.stream, tail.record.last)
         self._ahead.pop(tail, None)
         self._ripe.pop(tail, None)
 

@@ -1,14 +1,11 @@
 """Segments: rows of the table `runs`, with many lines under the seq of the last one.
 
-They are read from the file, or, if they were written not long ago, from memory.
+Those that were written not long ago are read from memory instead (`streams.journal.newest`).
 """
 
 import sqlite3
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -27,58 +24,6 @@ CACHE_BYTES: Final = 256 * 1024
 # ever freed (mallopt(3), M_MMAP_THRESHOLD). With a block of this size it keeps the memory of the
 # runs of a write; otherwise the next read has to fault its pages in, a fifth of its time.
 FREED_BYTES: Final = 2 * MIB
-# Segments in memory: each takes some 500 bytes besides its lines, which is little if all of them
-# have 16 KiB. Short ones are read from the file almost as fast.
-RECENT_MAX: Final = 4096
-
-_last = attrgetter("last")
-
-
-class Recent:
-    """The segments that were written last, in memory, up to a number of bytes.
-
-    A connection that follows a stream wants them next, and so does a client that comes back after a
-    short cut. To read them from the file takes as long as to send them.
-
-    Only the writer may use it, except that readers may call `after`.
-    """
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_left = bytes_max
-        self._runs: dict[str, list[Run]] = {}  # of each stream; only ever added to, or replaced
-        self._order: deque[tuple[str, int]] = deque()  # stream and last seq, the oldest first
-
-    def after(self, stream: str, seq: int, beyond: Sequence[Run] = ()) -> Sequence[Run]:
-        """The runs of a stream that reach beyond `seq`, then those of `beyond` that follow them;
-        none if the file has older ones that reach beyond `seq`, or if no segment does.
-        """
-        runs = self._runs.get(stream)
-        if not runs or runs[0].seq > seq + 1:
-            return ()
-        runs = runs[bisect_right(runs, seq, key=_last) :]
-        return [*runs, *(run for run in beyond if run.last > runs[-1].last)] if runs else ()
-
-    def add(self, stream: str, runs: Sequence[Run]) -> None:
-        """Keep these runs, which follow those that are kept; drop the oldest of all streams."""
-        if not runs:
-            return  # all lines of the stream were acked: nothing would ever drop an empty list
-        self._runs.setdefault(stream, []).extend(runs)
-        self._order.extend((stream, run.last) for run in runs)
-        self._bytes_left -= sum(len(run.body) for run in runs)
-        while self._bytes_left < 0 or len(self._order) > RECENT_MAX:
-            self.drop(*self._order.popleft())
-
-    def drop(self, stream: str, last: int) -> None:
-        """Drop the runs of a stream that end at `last` or before."""
-        runs = self._runs.get(stream, [])
-        dropped = bisect_right(runs, last, key=_last)
-        if not dropped:
-            return
-        self._bytes_left += sum(len(run.body) for run in runs[:dropped])
-        if dropped < len(runs):
-            self._runs[stream] = runs[dropped:]
-        else:
-            del self._runs[stream]
 
 
 class Segments:

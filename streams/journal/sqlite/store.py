@@ -101,7 +101,7 @@ class SQLiteStore:
         self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
-        budget = budget or Budget(recent_bytes=cache_bytes_max)
+        budget = budget or Budget(newest_bytes=cache_bytes_max)
         if bytes_max is not None:
             budget = budget.within(bytes_max)
             file_bytes_max = bytes_max - budget.wal_bytes
@@ -359,8 +359,8 @@ class SQLiteStore:
         beyond = () if tail is None else tail.beyond(after)
         if beyond and beyond[0].seq <= after + 1:
             return joined(beyond, after, bytes_max)
-        if recent := self._tails.recent.after(stream, after, beyond):
-            return joined(recent, after, bytes_max)
+        if newest := self._tails.newest.after(stream, after, beyond):
+            return joined(newest, after, bytes_max)
         try:
             return self._segments.read(stream, after, bytes_max, beyond)
         except SQLITE_ERRORS as error:

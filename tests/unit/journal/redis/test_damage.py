@@ -154,7 +154,7 @@ async def test_a_record_that_cannot_be_read_is_in_no_copy(server: Server) -> Non
 
 @pytest.mark.parametrize("key", ["l:s", "r:s", "f:s", "g:s", "m:" + "n" * 16])
 async def test_a_stream_with_a_key_of_another_type_harms_no_other(server: Server, key: str) -> None:
-    async with open_redis_journal(server.url) as journal:
+    async with open_redis_journal(server.url, cache_bytes_max=0) as journal:
         change = Create(record(), (b"n" * 16,))
         await applied(journal, change, append(1, 3), Create(record("t")))
         await applied(journal, SaveSession(session()), SaveGrant(grant()))
@@ -366,7 +366,7 @@ async def test_a_right_that_was_withdrawn_is_waited_for(server: Server, right: s
     rights = ("~*", "&*", "+@all")
     server.ask("ACL", "SETUSER", "mcp", "on", ">secret", *rights)
     url = server.url.replace("redis://", "redis://mcp:secret@")
-    async with open_redis_journal(url, call_s=1.0) as journal:
+    async with open_redis_journal(url, call_s=1.0, cache_bytes_max=0) as journal:
         await applied(journal, Create(record()), append(1, 3))
         server.ask("ACL", "SETUSER", "mcp", f"-{right}")
         journal.listener.listen_anew()

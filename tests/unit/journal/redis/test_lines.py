@@ -1,15 +1,18 @@
 """Reads of many lines: each stored run once, ahead of a reader that is far behind."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
-from streams.errors import Unavailable
+from streams.errors import Missing, Unavailable
 from streams.journal.contract import STORED_BYTES_MAX, Journal
-from streams.journal.records import Ack, Append, Create
+from streams.journal.records import Ack, Append, Create, Forget
 from streams.journal.redis import open_redis_journal
+from streams.journal.redis.journal import RedisJournal
 from streams.journal.redis.lines import AHEAD_MAX, AHEAD_S, FIRST_RUNS, READS_MAX, RUNS_AT_FIRST
 from streams.messages import Run
 from tests.rigs.journals import applied, record
@@ -26,6 +29,13 @@ OVERHEAD = 64 * KIB  # of everything else that the store sends in a test
 def server(tmp_path: Path) -> Iterator[Server]:
     with running("redis", tmp_path / "server") as server:
         yield server
+
+
+@asynccontextmanager
+async def of_store(server: Server, call_s: float = 5.0) -> AsyncIterator[RedisJournal]:
+    """A journal that reads every line from the store."""
+    async with open_redis_journal(server.url, call_s=call_s, cache_bytes_max=0) as journal:
+        yield journal
 
 
 def run(seq: int, size: int, count: int = 1) -> Run:
@@ -70,7 +80,7 @@ async def test_a_long_replay_takes_each_run_from_the_store_about_once(
     server: Server, size: int
 ) -> None:
     runs = [run(seq, size) for seq in range(1, 1 + max(40, 2000 * 100 // size))]
-    async with open_redis_journal(server.url) as journal:
+    async with of_store(server) as journal:
         await applied(journal, Create(record()))
         await filled(journal, runs)
         before = sent_bytes(server)
@@ -84,7 +94,7 @@ async def test_a_long_replay_takes_each_run_from_the_store_about_once(
 async def test_long_runs_behind_short_ones_are_not_all_read_at_once(server: Server) -> None:
     few = [run(seq, 100) for seq in range(1, 11)]
     many = [run(seq, STORED_BYTES_MAX) for seq in range(11, 11 + 4 * RUNS_AT_FIRST)]
-    async with open_redis_journal(server.url) as journal:
+    async with of_store(server) as journal:
         await applied(journal, Create(record()))
         await filled(journal, few)
         assert is_whole(await replay(journal, len(few)), few)
@@ -100,7 +110,7 @@ async def test_lines_that_are_committed_behind_those_read_ahead_are_not_missed(
     server: Server,
 ) -> None:
     runs = [run(seq, STORED_BYTES_MAX) for seq in range(1, 8)]
-    async with open_redis_journal(server.url) as journal:
+    async with of_store(server) as journal:
         await applied(journal, Create(record()))
         await filled(journal, runs[:3])
         body = await replay(journal, 3)  # what follows was asked for, and there was nothing
@@ -113,7 +123,7 @@ async def test_lines_that_are_committed_behind_those_read_ahead_are_not_missed(
 async def test_readers_at_several_positions_get_what_follows_theirs(server: Server) -> None:
     runs = [run(1 + 1000 * n, 200, 1000) for n in range(6)]
     whole = b"".join(each.body for each in runs)
-    async with open_redis_journal(server.url) as journal:
+    async with of_store(server) as journal:
         await applied(journal, Create(record()))
         await filled(journal, runs)
         async with trio.open_nursery() as nursery:
@@ -134,7 +144,7 @@ async def test_what_was_read_ahead_and_is_too_old_is_read_again(
 ) -> None:
     runs = [run(seq, STORED_BYTES_MAX) for seq in range(1, 6)]
     now = trio.current_time
-    async with open_redis_journal(server.url) as journal:
+    async with of_store(server) as journal:
         await applied(journal, Create(record()))
         await filled(journal, runs)
         [first] = await journal.read("s", 0, bytes_max=SHARE)
@@ -149,7 +159,7 @@ async def test_what_was_read_ahead_and_is_too_old_is_read_again(
 async def test_few_streams_are_read_ahead_at_a_time(server: Server) -> None:
     streams = [f"s{n}" for n in range(2 * AHEAD_MAX)]
     runs = [run(seq, STORED_BYTES_MAX) for seq in range(1, 4)]
-    async with open_redis_journal(server.url) as journal:
+    async with of_store(server) as journal:
         for number, stream in enumerate(streams):
             await applied(journal, Create(record(stream, number=number)))
             await filled(journal, runs, stream)
@@ -168,7 +178,7 @@ async def test_a_connection_that_is_lost_while_it_reads_ahead_costs_nothing(
     server: Server,
 ) -> None:
     runs = [run(seq, STORED_BYTES_MAX) for seq in range(1, 6)]
-    async with open_redis_journal(server.url) as journal:
+    async with of_store(server) as journal:
         await applied(journal, Create(record()))
         await filled(journal, runs)
         body, after = b"", 0
@@ -186,7 +196,7 @@ async def test_a_store_that_stops_while_it_reads_ahead_is_unavailable_in_time(
     server: Server,
 ) -> None:
     runs = [run(seq, STORED_BYTES_MAX) for seq in range(1, 8)]
-    async with open_redis_journal(server.url, call_s=QUICK_S) as journal:
+    async with of_store(server, call_s=QUICK_S) as journal:
         await applied(journal, Create(record()))
         await filled(journal, runs)
         await journal.read("s", 0, bytes_max=SHARE)
@@ -205,3 +215,64 @@ async def test_a_store_that_stops_while_it_reads_ahead_is_unavailable_in_time(
                     continue
                 break
         assert is_whole(body, runs)
+
+
+async def commands_of_reads(server: Server, journal: Journal, *afters: int) -> int:
+    """How often the store is asked for lines by these reads, which find some."""
+    before = asked(server)
+    for after in afters:
+        assert await journal.read("s", after, bytes_max=SHARE)
+    return asked(server) - before
+
+
+def asked(server: Server) -> int:
+    told = server.ask("INFO", "commandstats").decode()
+    found = re.search(r"cmdstat_xrange:calls=(\d+)", told)
+    return int(found[1]) if found else 0
+
+
+async def test_the_store_is_not_asked_for_what_this_replica_has_just_written(
+    server: Server,
+) -> None:
+    runs = [run(1, 100), run(2, 100, count=3), run(5, 100)]
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, Create(record()))
+        await filled(journal, runs)
+        assert await commands_of_reads(server, journal, 0, 1, 3, 4) == 0
+        assert await replay(journal, 5) == b"".join(each.body for each in runs)
+        await applied(journal, Ack("s", 1, 4))
+        with pytest.raises(Missing):
+            await journal.read("s", 1, bytes_max=SHARE)
+        assert await commands_of_reads(server, journal, 4) == 0
+
+
+async def test_lines_of_a_stream_that_another_replica_has_claimed_are_read_from_the_store(
+    server: Server,
+) -> None:
+    async with open_redis_journal(server.url) as dead, open_redis_journal(server.url) as heir:
+        await applied(dead, Create(record()))
+        await filled(dead, [run(1, 100)])
+        await heir.claim(dead.replica)
+        assert await dead.renew() is None
+        assert await commands_of_reads(server, dead, 0) == 1
+        assert await commands_of_reads(server, heir, 0) == 1
+
+
+async def test_lines_are_read_from_the_store_again_after_it_has_gone_back(
+    server: Server,
+) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, Create(record()))
+        await filled(journal, [run(1, 100)])
+        server.ask("HSET", "{mcp-streams}:commits", journal.replica, "1")
+        await filled(journal, [run(2, 100)])  # and all before it once more
+        assert await commands_of_reads(server, journal, 0)
+        assert await replay(journal, 2) == run(1, 100, count=2).body
+
+
+async def test_a_stream_that_begins_anew_has_no_lines_of_the_one_before(server: Server) -> None:
+    async with open_redis_journal(server.url) as journal:
+        await applied(journal, Create(record()))
+        await filled(journal, [run(1, 100)])
+        await applied(journal, Forget("s", 1))
+        assert not await journal.read("s", 0, bytes_max=SHARE)

@@ -14,8 +14,6 @@ import pytest
 from streams.errors import JournalUnusable
 from streams.journal.contract import STORED_BYTES_MAX
 from streams.journal.sqlite import SQLiteStore, segments
-from streams.journal.sqlite.segments import Recent
-from streams.messages import Run
 from tests.rigs.sqlite import make_journal, running
 
 BLOBS_MAX = 10
@@ -90,78 +88,3 @@ def test_the_memory_of_what_was_read_is_used_again(tmp_path: Path) -> None:
     with running(program, make_journal(tmp_path / "journal.db")) as process:
         faults, _ = process.communicate()
     assert int(faults) < 20  # one for each round; memory that was given back makes 150 or more
-
-
-def run(seq: int, count: int = 1, size: int = 10) -> Run:
-    return Run(seq, count, (b"x" * (size // count - 1) + b"\n") * count)
-
-
-def kept_of(recent: Recent, stream: str, after: int = 0) -> list[int]:
-    return [run.last for run in recent.after(stream, after)]
-
-
-def test_the_oldest_segments_of_all_streams_leave_memory_first() -> None:
-    recent = Recent(40)
-    recent.add("a", [run(1), run(2)])
-    recent.add("b", [run(1)])
-    recent.add("a", [run(3)])
-    recent.add("b", [run(2)])
-    assert kept_of(recent, "a", after=1) == [2, 3]
-    recent.add("b", [run(3)])
-    assert kept_of(recent, "a", after=2) == [3]
-    assert kept_of(recent, "b") == [1, 2, 3]
-
-
-def test_a_reader_that_needs_older_lines_gets_none_from_memory() -> None:
-    recent = Recent(20)
-    recent.add("a", [run(1), run(2), run(3)])
-    assert kept_of(recent, "a", after=0) == []
-    assert kept_of(recent, "a", after=1) == [2, 3]
-    assert kept_of(recent, "a", after=3) == []
-    assert kept_of(recent, "b") == []
-
-
-def test_what_is_in_no_segment_yet_follows_the_segments() -> None:
-    recent = Recent(20)
-    recent.add("a", [run(1), run(2)])
-    beyond = [run(2), run(3)]  # one of them has become a segment meanwhile
-    assert [each.last for each in recent.after("a", 0, beyond)] == [1, 2, 3]
-    assert recent.after("a", 2, beyond) == ()
-
-
-def test_what_is_dropped_makes_room_once() -> None:
-    recent = Recent(40)
-    recent.add("a", [run(1), run(2, 2), run(4)])
-    recent.drop("a", 2)  # ends within the second segment
-    assert kept_of(recent, "a", after=2) == [3, 4]
-    recent.drop("a", 2)
-    recent.add("b", [run(1), run(2)])
-    assert (kept_of(recent, "a", after=2), kept_of(recent, "b")) == ([3, 4], [1, 2])
-    recent.drop("a", 4)
-    recent.drop("a", 4)
-    recent.add("b", [run(3), run(4)])
-    assert (kept_of(recent, "a"), kept_of(recent, "b")) == ([], [1, 2, 3, 4])
-    recent.add("b", [run(5)])
-    assert (kept_of(recent, "b"), kept_of(recent, "b", after=1)) == ([], [2, 3, 4, 5])
-
-
-def test_short_segments_are_bounded_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "RECENT_MAX", 3)
-    recent = Recent(1000)
-    for stream in "abcd":
-        recent.add(stream, [run(1)])
-    assert [kept_of(recent, stream) for stream in "abcd"] == [[], [1], [1], [1]]
-
-
-def test_a_stream_without_kept_lines_takes_no_memory() -> None:
-    recent = Recent(1000)
-    recent.add("a", [])
-    recent.add("b", [run(1)])
-    recent.drop("b", 1)
-    assert not recent._runs
-
-
-def test_with_no_room_nothing_stays_in_memory() -> None:
-    recent = Recent(0)
-    recent.add("a", [run(1)])
-    assert kept_of(recent, "a") == []
