@@ -3,8 +3,8 @@
 The store is asked for a number of stored runs, not of bytes: a function that stops at a number of
 bytes takes twenty times as long. So the usual length of a stream's runs is remembered.
 
-What this replica has written not long ago is in memory, too: a client that follows a stream where
-it runs costs the store nothing.
+The lines that this replica has written not long ago are in memory, too: the store is not asked for
+them.
 
 A client that is far behind is read ahead for: the store collects the next runs while the last ones
 are written to that client.

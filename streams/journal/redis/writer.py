@@ -74,7 +74,7 @@ class Writer:
         renamed: Callable[[], None],
         moved: Callable[[], None],
     ) -> None:
-        """What is committed is added to `newest`. `renamed` is called when this replica gets a new
+        """Adds to `newest` all lines that it commits. `renamed` is called when this replica gets a new
         name, `moved` when another server (or the same one, after a restart) takes the commits.
         """
         self._servers = servers
