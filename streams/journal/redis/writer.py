@@ -74,8 +74,9 @@ class Writer:
         renamed: Callable[[], None],
         moved: Callable[[], None],
     ) -> None:
-        """Adds to `newest` all lines that it commits. `renamed` is called when this replica gets a new
-        name, `moved` when another server (or the same one, after a restart) takes the commits.
+        """All lines that it commits go to `newest`, too. `renamed` is called when this replica
+        gets a new name, `moved` when another server (or the same one, after a restart) takes the
+        commits.
         """
         self._servers = servers
         self._durability: Durability = durability
