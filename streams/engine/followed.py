@@ -107,6 +107,8 @@ class FollowedStream(Stream):
 
     def view(self, view: posts.View, sender: str) -> None:
         """Take over what the owner, the replica `sender`, has told."""
+        if self.seen is not None and self.seen.owner == sender and view.at < self.seen.at:
+            return  # a newer one has overtaken it
         state = self.state
         self.seen = posts.Seen(sender, view.at)
         state.last = state.durable = max(state.durable, view.durable)
@@ -172,9 +174,9 @@ class FollowedStream(Stream):
     def _post(self, post: ToOwner) -> None:
         self._home.post(self.id, post)
 
-    def look(self, request: int) -> None:
+    def look(self, request: int, *, is_again: bool = False) -> None:
         """Ask the owner for a `View`."""
-        self._post(Look(request))
+        self._post(Look(request, is_kept=is_again))
 
     def attach(self, delivery: Follower) -> None:
         """See `Stream.attach`."""

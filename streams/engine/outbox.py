@@ -3,7 +3,8 @@
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 import trio
 
@@ -26,6 +27,14 @@ _ALL: Final = "*"
 HandleOwn = Callable[[str, Sequence[bytes]], Awaitable[bool]]
 
 
+class _Unsent(NamedTuple):
+    """A post that the journal does not have yet."""
+
+    number: int
+    body: bytes
+    is_kept: bool
+
+
 class Outbox:
     """Sends posts, those to one place in their order. `run` it in a task of its own."""
 
@@ -33,11 +42,9 @@ class Outbox:
         self._journal = journal
         self._handle_own = handle_own
         self._numbers = itertools.count(1)
-        self._send_later, self._posts = trio.open_memory_channel[tuple[int, str, str, bytes]](
-            math.inf
-        )
-        # Posts with their numbers, by the places that are sent to now.
-        self._unsent: dict[tuple[str, str], list[tuple[int, bytes]]] = {}
+        self._send_later, self._posts = trio.open_memory_channel[tuple[str, str, _Unsent]](math.inf)
+        # By the places that are sent to now.
+        self._unsent: dict[tuple[str, str], list[_Unsent]] = {}
         self._sending: dict[int, None] = {}  # the numbers of posts that the journal does not have
         self._has_sent = trio.lowlevel.ParkingLot()
         self._notices: dict[str | int, posts.Notice] = {}  # by their keys, or else by a number
@@ -48,12 +55,12 @@ class Outbox:
         """Send what there is, for ever."""
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._send_notices)
-            async for number, replica, stream, body in self._posts:
+            async for replica, stream, unsent in self._posts:
                 place = replica, stream
                 if place not in self._unsent:
                     self._unsent[place] = []
                     self._nursery.start_soon(self._send_waiting, *place)
-                self._unsent[place].append((number, body))
+                self._unsent[place].append(unsent)
 
     def post(self, stream: str, post: ToOwner) -> None:
         """Tell the owner of a stream."""
@@ -113,27 +120,32 @@ class Outbox:
     def _send(self, replica: str, stream: str, post: ToOwner | ToReplica) -> None:
         number = next(self._numbers)
         self._sending[number] = None
-        self._send_later.send_nowait((number, replica, stream, posts.encode(post)))
+        unsent = _Unsent(number, posts.encode(post), posts.is_kept(post))
+        self._send_later.send_nowait((replica, stream, unsent))
 
     async def _send_waiting(self, replica: str, stream: str) -> None:
         """Send all that waits for one place, which waits for no other place."""
         await trio.lowlevel.checkpoint()
         while waiting := self._unsent[replica, stream]:
             self._unsent[replica, stream] = []
-            await self._send_to(replica, stream, [body for _, body in waiting])
-            for number, _ in waiting:
-                del self._sending[number]
+            for is_kept, some in itertools.groupby(waiting, attrgetter("is_kept")):
+                bodies = [each.body for each in some]
+                await self._send_to(replica, stream, bodies, is_kept=is_kept)
+            for each in waiting:
+                del self._sending[each.number]
             self._has_sent.unpark_all()
         del self._unsent[replica, stream]
 
-    async def _send_to(self, replica: str, stream: str, bodies: Sequence[bytes]) -> None:
+    async def _send_to(
+        self, replica: str, stream: str, bodies: Sequence[bytes], *, is_kept: bool = True
+    ) -> None:
         for attempt in itertools.count():
             try:
                 if replica:
                     to = "" if replica == _ALL else replica
-                    await self._journal.send(to, stream, *bodies)
+                    await self._journal.send(to, stream, *bodies, is_kept=is_kept)
                     return
-                if await self._journal.post(stream, *bodies):
+                if await self._journal.post(stream, *bodies, is_kept=is_kept):
                     return
                 if await self._handle_own(stream, bodies):
                     return

@@ -364,8 +364,8 @@ class Replicas:
         number = next(self._numbers)
         self._looks[number] = _Looking(stream, send)
         try:
-            for _ in range(LOOKS):
-                stream.look(number)
+            for attempt in range(LOOKS):
+                stream.look(number, is_again=attempt > 0)
                 with trio.move_on_after(self._journal.lease_s / 2):
                     return await receive.receive()
             raise StoreAway("the replica that runs the call does not answer")
@@ -474,7 +474,8 @@ class Replicas:
         if stream is not None:
             self._asked(stream, post.sender, body)
         elif isinstance(body, posts.Look):
-            self.outbox.tell(post.sender, post.stream, posts.View(body.request, is_known=False))
+            view = posts.View(body.request, is_known=False, is_kept=body.is_kept)
+            self.outbox.tell(post.sender, post.stream, view)
             self.doubt()  # in the journal it is ours
         else:
             self._nursery.start_soon(self._pass_on, post, body)
@@ -493,7 +494,8 @@ class Replicas:
         """Another replica tells what its client does."""
         match post:
             case posts.Look():
-                self.outbox.tell(sender, stream.id, view_of(stream, post.request))
+                view = view_of(stream, post.request, is_kept=post.is_kept)
+                self.outbox.tell(sender, stream.id, view)
             case posts.Attach():
                 self._attach(stream, sender, post)
             case posts.Moved() | posts.Left():

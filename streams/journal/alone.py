@@ -78,12 +78,12 @@ class Alone:
         """See `Journal.release`."""
         await trio.lowlevel.checkpoint()
 
-    async def post(self, stream: str, *bodies: bytes) -> bool:
+    async def post(self, stream: str, *bodies: bytes, is_kept: bool = True) -> bool:
         """See `Journal.post`."""
         await trio.lowlevel.checkpoint()
         return False
 
-    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+    async def send(self, replica: str, stream: str, *bodies: bytes, is_kept: bool = True) -> None:
         """See `Journal.send`."""
         await trio.lowlevel.checkpoint()
 

@@ -252,16 +252,17 @@ class Journal(Lookups, Protocol):
     async def unfollow(self, stream: str) -> None:
         """End `follow`."""
 
-    async def post(self, stream: str, *bodies: bytes) -> bool:
+    async def post(self, stream: str, *bodies: bytes, is_kept: bool = True) -> bool:
         """Send messages to the owner of a stream, which may be this replica.
 
-        False, and nothing is sent, if it has no owner.
+        False, and nothing is sent, if it has no owner. A message that is not kept comes sooner, and
+        may be lost. It overtakes none that was sent before, but later ones may overtake it.
         """
 
-    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+    async def send(self, replica: str, stream: str, *bodies: bytes, is_kept: bool = True) -> None:
         """Send messages about a stream to a replica, or with "" to all others that live.
 
-        They are lost if it is gone.
+        They are lost if it is gone. `is_kept`: see `post`.
         """
 
     async def news(self) -> News:

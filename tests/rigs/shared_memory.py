@@ -427,7 +427,7 @@ class SharedMemoryJournal:
         await trio.lowlevel.checkpoint()
         self._followed.discard(stream)
 
-    async def post(self, stream: str, *bodies: bytes) -> bool:
+    async def post(self, stream: str, *bodies: bytes, is_kept: bool = True) -> bool:
         await trio.lowlevel.checkpoint()
         record = self._store.records.get(stream)
         if record is None or not record.owner:
@@ -436,7 +436,7 @@ class SharedMemoryJournal:
         self._store.keep_posts(record.owner, posts)
         return True
 
-    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+    async def send(self, replica: str, stream: str, *bodies: bytes, is_kept: bool = True) -> None:
         await trio.lowlevel.checkpoint()
         others = [each for each in self._store.counts if each != self._replica]
         for each in [replica] if replica else others:

@@ -297,11 +297,15 @@ class ReplicaJournal:
     async def unfollow(self, stream: str) -> None:
         await self._ask(partial(self.inner.unfollow, stream))
 
-    async def post(self, stream: str, *bodies: bytes) -> bool:
-        return await self._ask(partial(self.inner.post, stream, *bodies))
+    async def post(self, stream: str, *bodies: bytes, is_kept: bool = True) -> bool:
+        return await self._ask(partial(self.inner.post, stream, *self._sent(bodies, is_kept)))
 
-    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
-        await self._ask(partial(self.inner.send, replica, stream, *bodies))
+    async def send(self, replica: str, stream: str, *bodies: bytes, is_kept: bool = True) -> None:
+        await self._ask(partial(self.inner.send, replica, stream, *self._sent(bodies, is_kept)))
+
+    def _sent(self, bodies: Sequence[bytes], is_kept: bool) -> Sequence[bytes]:
+        """What comes of posts: one that is not kept may be lost."""
+        return [body for body in bodies if is_kept or not self._weather.is_so(0.05)]
 
     async def news(self) -> News:
         while not self._changed:

@@ -446,18 +446,15 @@ class RedisJournal:
         self._check_open()
         return await self.listener.news()
 
-    async def post(self, stream: str, *bodies: bytes) -> bool:
+    async def post(self, stream: str, *bodies: bytes, is_kept: bool = True) -> bool:
         self._check_open()
-        found = await self._reader.function(
-            "post", stream, self.replica, self._next_post(), *bodies
-        )
-        return bool(found)
+        place = stream, self.replica, self._next_post()
+        return bool(await self._reader.function("post", *place, int(is_kept), *bodies))
 
-    async def send(self, replica: str, stream: str, *bodies: bytes) -> None:
+    async def send(self, replica: str, stream: str, *bodies: bytes, is_kept: bool = True) -> None:
         self._check_open()
-        await self._reader.function(
-            "send", replica, self.replica, self._next_post(), stream, *bodies
-        )
+        place = replica, self.replica, self._next_post(), stream
+        await self._reader.function("send", *place, int(is_kept), *bodies)
 
     def _next_post(self) -> str:
         self._posted += 1

@@ -529,7 +529,26 @@ local function unfollow(keys, args)
   end
 end
 
--- Post to the owner of a stream: stream, sender, number of the first body, bodies. 0 without owner.
+-- Hand bodies to a replica, those from `args[first]` on: whether the owner of the stream is meant
+-- ('s', else 'd'), the sender, their number, the stream, and whether they lie in its inbox until it
+-- receives them. One that is not kept goes there only if the replica does not listen: the store
+-- syncs what is written.
+local function hand(p, replica, to, sender, number, stream, is_kept, args, first)
+  local is_written = false
+  for i = first, #args do
+    local direct = 'd' .. sender .. '\0' .. stream .. '\0' .. args[i]
+    if is_kept == '1' or wake(p, replica, direct) == 0 then
+      call('XADD', p .. 'in:' .. replica, '*', to, sender, 'c', number .. '.' .. i, 't', stream, 'b', args[i])
+      is_written = true
+    end
+  end
+  if is_written then
+    wake(p, replica, 'p')
+  end
+end
+
+-- Post to the owner of a stream: stream, sender, number, whether they are kept, bodies. 0 without
+-- owner.
 local function post(keys, args)
   local p = prefix_of(keys)
   local mark = mark_of(p, args[1])
@@ -537,14 +556,12 @@ local function post(keys, args)
   if owner == '' then
     return 0
   end
-  for i = 4, #args do
-    call('XADD', p .. 'in:' .. owner, '*', 's', args[2], 'c', args[3] .. '.' .. i, 't', args[1], 'b', args[i])
-  end
-  wake(p, owner, 'p')
+  hand(p, owner, 's', args[2], args[3], args[1], args[4], args, 5)
   return 1
 end
 
--- Send to a replica, or with '' to all others: replica, sender, number, stream, bodies.
+-- Send to a replica, or with '' to all others: replica, sender, number, stream, whether they are
+-- kept, bodies.
 local function send(keys, args)
   local p = prefix_of(keys)
   local counts
@@ -557,10 +574,7 @@ local function send(keys, args)
     local replica = counts[i]
     local is_meant = args[1] ~= '' or replica ~= args[2]
     if is_meant and (tonumber(counts[i + 1]) or -1) >= 0 then
-      for n = 5, #args do
-        call('XADD', p .. 'in:' .. replica, '*', 'd', args[2], 'c', args[3] .. '.' .. n, 't', args[4], 'b', args[n])
-      end
-      wake(p, replica, 'p')
+      hand(p, replica, 'd', args[2], args[3], args[4], args[5], args, 6)
     end
   end
 end

@@ -3,7 +3,7 @@
 The store publishes to a channel of each replica, and to one of all. It keeps nothing that it
 publishes while the connection is lost. So after each reconnect the streams are followed anew, and
 the news are `is_all`. Posts lie in the store until they are received: the channel only tells of
-them.
+them. It brings those that are not kept.
 """
 
 from collections import OrderedDict
@@ -47,6 +47,7 @@ class Listener:
         self._released: set[str] = set()
         self._has_posts = False
         self._posts: list[Post] = []  # fetched, and not yet among the news
+        self._unkept: list[Post] = []  # they follow all those that the store has now
         self._fetched_ids: list[bytes] = []  # not yet deleted in the store
         self._remembered: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
         self._wake = trio.Event()
@@ -128,6 +129,9 @@ class Listener:
                 self._changed.update(self._following.intersection(streams))
             case b"p":
                 self._has_posts = True
+            case b"d" if message.count(b"\0") >= 2:
+                sender, stream, body = message[1:].split(b"\0", 2)
+                self._unkept.append(Post(sender.decode(), stream.decode(), body))
             case b"r":
                 self._released |= {message[1:].decode(errors="replace")} - {self._replica()}
         self._wake.set()
@@ -170,6 +174,9 @@ class Listener:
             self._wake = trio.Event()
             if self._has_posts:
                 await self._fetch()
+            if not self._has_posts:
+                self._posts += self._unkept
+                self._unkept = []
             if self._posts or self._changed or self._is_all or self._released:
                 break
             if not self._has_posts:

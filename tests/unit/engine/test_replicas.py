@@ -1,6 +1,7 @@
 """A client of one replica has the stream of another one: it follows, answers, acks and cancels."""
 
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -163,9 +164,9 @@ def post_late(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     """From now on the store takes no posts of this replica until the event is set."""
     takes_posts, post = trio.Event(), replica.reached.inner.post
 
-    async def wait(stream: str, *bodies: bytes) -> bool:
+    async def wait(stream: str, *bodies: bytes, **how: Any) -> bool:
         await takes_posts.wait()
-        return await post(stream, *bodies)
+        return await post(stream, *bodies, **how)
 
     monkeypatch.setattr(replica.reached.inner, "post", wait)
     return takes_posts

@@ -107,10 +107,10 @@ async def test_a_delivery_that_the_owner_hears_of_late_displaces_no_newer_one(
     await wait_all_tasks_blocked()
     is_heard = trio.Event()
 
-    async def post(stream: str, *bodies: bytes) -> bool:
+    async def post(stream: str, *bodies: bytes, **how: Any) -> bool:
         if any(isinstance(posts.decode(body), posts.Attach) for body in bodies):
             await is_heard.wait()
-        return await theirs.reached.inner.post(stream, *bodies)
+        return await theirs.reached.inner.post(stream, *bodies, **how)
 
     theirs.reached.post = post
     second = await theirs.dial()
@@ -563,10 +563,10 @@ async def test_an_attachment_that_the_owner_hears_of_late_ends_no_newer_one(
     await wait_all_tasks_blocked()
     is_heard = trio.Event()
 
-    async def post(stream: str, *bodies: bytes) -> bool:
+    async def post(stream: str, *bodies: bytes, **how: Any) -> bool:
         if any(isinstance(posts.decode(body), posts.Attach) for body in bodies):
             await is_heard.wait()
-        return await other.reached.inner.post(stream, *bodies)
+        return await other.reached.inner.post(stream, *bodies, **how)
 
     other.reached.post = post
     second = await other.dial()

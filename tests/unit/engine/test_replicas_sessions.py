@@ -71,7 +71,7 @@ async def test_a_change_of_a_session_counts_before_replicas_hear_of_it(
     used = await elsewhere(second, browser)
     assert (await used.post(1, "ping")).status == 200
 
-    async def send(*_: object) -> bool:
+    async def send(*_: object, **how: object) -> bool:
         return True  # and nothing arrives
 
     first.reached.send = send
@@ -90,7 +90,7 @@ async def test_an_ended_session_is_unknown_before_replicas_hear_of_its_end(
     used = await elsewhere(second, browser)
     assert (await used.post(1, "ping")).status == 200
 
-    async def send(*_: object) -> bool:
+    async def send(*_: object, **how: object) -> bool:
         return True  # and nothing arrives
 
     first.reached.send = send
@@ -349,9 +349,9 @@ async def test_a_standing_stream_is_not_ended_by_an_older_one_that_is_heard_of_l
     browser = await first.browse(PLAIN)
     may_send = trio.Event()
 
-    async def send(*given: Any) -> None:
+    async def send(*given: Any, **how: Any) -> None:
         await may_send.wait()
-        await first.reached.inner.send(*given)
+        await first.reached.inner.send(*given, **how)
 
     first.reached.send = send
     older = await listening(browser)

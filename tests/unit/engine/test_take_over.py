@@ -57,13 +57,13 @@ def failing(replica: Replica, method: str, fails: Callable[..., bool], result: A
     """Let a method of a replica's journal fail, or return `result`, as long as `fails` says so."""
     real = getattr(replica.reached.inner, method)
 
-    async def failing_now(*given: Any) -> Any:
+    async def failing_now(*given: Any, **how: Any) -> Any:
         if fails(*given):
             await trio.lowlevel.checkpoint()
             if result is None:
                 raise Unavailable("for the test")
             return result
-        return await real(*given)
+        return await real(*given, **how)
 
     setattr(replica.reached.inner, method, failing_now)
 

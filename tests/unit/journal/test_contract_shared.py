@@ -504,6 +504,33 @@ async def test_posts_reach_the_owner_once_and_in_order(open_replica: OpenReplica
         assert await posts_of(one, 1) == [(one.replica, "s", b"\x00\xff\n")]
 
 
+async def test_posts_that_are_not_kept_overtake_none(open_replica: OpenReplica) -> None:
+    async with open_replica() as one, open_replica() as two:
+        await applied(one, Create(record()))
+        bodies = [b"%d\x00\n" % n for n in range(20)]
+        kept = bodies[::3]
+        for body in bodies:
+            assert await two.post("s", body, is_kept=body in kept)
+        posts = await posts_of(one, 20)
+        assert {(sender, stream) for sender, stream, _ in posts} == {(two.replica, "s")}
+        check_order([body for _, _, body in posts], bodies, kept)
+        for body in bodies:
+            await one.send(two.replica, "s", body, is_kept=body in kept)
+        check_order([body for _, _, body in await posts_of(two, 20)], bodies, kept)
+        assert not await two.post("nobody's", b"lost", is_kept=False)
+
+
+def check_order(found: list[bytes], sent: list[bytes], kept: list[bytes]) -> None:
+    """Those that are kept are in order, and so are the others, each behind all kept before it."""
+    assert sorted(found) == sorted(sent)
+    assert [body for body in found if body in kept] == kept
+    others = [body for body in found if body not in kept]
+    assert others == [body for body in sent if body not in kept]
+    for body in others:
+        before = set(sent[: sent.index(body)]) & set(kept)
+        assert before <= set(found[: found.index(body)])
+
+
 async def test_a_post_wakes_the_owner(open_replica: OpenReplica) -> None:
     async with open_replica() as one, open_replica() as two:
         await applied(one, Create(record()))

@@ -640,6 +640,23 @@ async def test_a_connection_that_is_dropped_while_it_is_used_ends_no_replica(
         assert await read_all(journal) == lines(1, 1).body
 
 
+async def test_a_post_that_is_not_kept_waits_in_the_store_only_where_nobody_listens(
+    server: Server,
+) -> None:
+    async with open_redis_journal(server.url) as one, open_redis_journal(server.url) as two:
+        await applied(one, Create(record()))
+        inbox = f"{{mcp-streams}}:in:{one.replica}"
+        for is_listening in (True, False):
+            if not is_listening:
+                server.ask("CLIENT", "KILL", "TYPE", "pubsub")
+            assert await two.post("s", b"hello", is_kept=False)
+            assert server.ask("XLEN", inbox) == (b":0\r\n" if is_listening else b":1\r\n")
+            with trio.fail_after(PATIENCE_S):
+                while not (posts := (await patiently(one.news)).posts):
+                    pass
+            assert [each.body for each in posts] == [b"hello"]
+
+
 async def test_functions_that_are_gone_are_loaded_again(server: Server) -> None:
     async with open_redis_journal(server.url) as journal:
         await applied(journal, Create(record()))
