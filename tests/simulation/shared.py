@@ -304,7 +304,7 @@ class ReplicaJournal:
         await self._ask(partial(self.inner.send, replica, stream, *self._sent(bodies, is_kept)))
 
     def _sent(self, bodies: Sequence[bytes], is_kept: bool) -> Sequence[bytes]:
-        """What comes of posts: one that is not kept may be lost."""
+        """The posts that arrive: one that is not kept may be lost."""
         return [body for body in bodies if is_kept or not self._weather.is_so(0.05)]
 
     async def news(self) -> News:
