@@ -26,12 +26,16 @@ from streams.errors import Missing, Refusal, Unavailable, refusal
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.records import Answered, Checkpoint, Record, Restart, Restarted
 from streams.limits import Limits
+from streams.logs import STREAM_LETTERS, log
 from streams.messages import Kind, RequestId, Run
 
 # The first restart comes at once, the second after this pause. Each further pause is twice as long,
 # up to the maximum: a call that kills its server must not do so over and over without a pause.
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 60.0
+
+# Lines that are missing for so many leases do not come back: another program has deleted them.
+MISSING_LEASES: Final = 3
 
 
 class Rerun:
@@ -49,6 +53,7 @@ class Rerun:
         self._position = self._restart.seq  # of the last line that came once more
         self._has_dropped = False  # whether a message was dropped since that line
         self._lines: deque[bytes] = deque()  # read from the journal, and expected next
+        self._missing_since: float | None = None  # in trio's time, while lines are missing
         self._turn = trio.Lock()  # a tool may have several tasks that send
         self.checkpoint_seq = 0  # of the newest checkpoint, which may not be durable yet
         self.is_suspended = False  # the server shuts down
@@ -146,24 +151,39 @@ class Rerun:
     async def _read(self, seq: int) -> Sequence[Run]:
         """The runs behind `seq`.
 
-        Raises `Refusal` if a store has lost them, `Unavailable` if their owner may put them back.
+        Raises `Refusal` if a store has lost them, `Unavailable` if they may be put back.
         """
         stream, gap = self._record.stream, Missing(seq + 1, self._record.last)
         try:
             runs = await self._journal.read(stream, seq, bytes_max=STORED_BYTES_MAX)
         except Missing as missing:
             runs, gap = (), missing
+        except Unavailable:
+            self._missing_since = None  # they may come back with the store
+            raise
         if runs and runs[0].seq == seq + 1:
+            self._missing_since = None
             return runs
         if not self._journal.replica:
             raise gap
         record = await self._journal.find(stream)
-        if record is not None and record.has_lost(seq + 1):
-            raise refusal("interrupted").saying(
-                "The store has lost messages of this call, which cannot be continued without them: "
-                "make the call again if that is safe."
-            )
-        raise Unavailable(str(gap)) from gap
+        is_lost = record is not None and record.has_lost(seq + 1)
+        if not (is_lost or self._are_gone(gap)):
+            raise Unavailable(str(gap)) from gap
+        raise refusal("interrupted").saying(
+            "The store has lost messages of this call, which cannot be continued without them: "
+            "make the call again if that is safe."
+        )
+
+    def _are_gone(self, gap: Missing) -> bool:
+        """Whether lines are missing for so long that no replica will put them back."""
+        now, stream = trio.current_time(), self._record.stream[:STREAM_LETTERS]
+        if self._missing_since is None:
+            self._missing_since = now
+        if now - self._missing_since < MISSING_LEASES * self._journal.lease_s:
+            return False
+        log.error("a call cannot go on: the store lacks messages", stream=stream, why=str(gap))
+        return True
 
     def _take(self) -> None:
         self._lines.popleft()

@@ -14,6 +14,7 @@ from streams.engine.engine import SHUTDOWN_S
 from streams.engine.events import CallReleased
 from streams.engine.leases import BEATS
 from streams.engine.outbox import SENT_S
+from streams.engine.rerun import MISSING_LEASES
 from streams.errors import StoreAway
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
@@ -185,6 +186,29 @@ async def test_a_damaged_stream_does_not_hold_up_the_take_over_of_others(
     another.kill()
     await trio.sleep(5 * TAKEN_S)
     assert replicas.owner_of(sound["streamId"]) == ours.name
+
+
+@pytest.mark.parametrize("has_question", [True, False])
+async def test_a_damaged_call_is_interrupted_in_the_end(
+    replicas: Replicas, autojump_clock: MockClock, *, has_question: bool
+) -> None:
+    """No replica waits for ever for lines that another program has deleted."""
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "again")
+    if has_question:
+        theirs.again.ask()
+    else:
+        theirs.again.log("lost")
+    await wait_all_tasks_blocked()
+    replicas.store.kept._runs.pop(stream["streamId"])
+    theirs.kill()
+    ours.again.log("lost")
+    await trio.sleep(TAKEN_S)
+    record = replicas.store.records[stream["streamId"]]
+    assert (record.owner, record.outcome) == (ours.name, Outcome.LIVE)
+    await trio.sleep(MISSING_LEASES * LEASE_S)
+    assert replicas.store.records[stream["streamId"]].outcome is Outcome.FAILED
+    assert ours.running.running_tools == []
 
 
 async def test_a_call_with_a_key_does_not_begin_once_the_turn_was_lost(
