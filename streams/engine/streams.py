@@ -375,8 +375,9 @@ class Streams:
     def _close(self, stream: Stream, event: Event, *, is_told: bool = False) -> None:
         """Abandon or cancel: the handler stops, the lines are deleted, a tombstone is kept."""
         is_known = self.index.get(stream.id) is stream
-        if not is_known or (stream.state.is_ended and event is Event.CANCEL):
-            return
+        is_over = stream.state.is_tombstone or (stream.state.is_ended and event is Event.CANCEL)
+        if not is_known or is_over:
+            return  # a post of another replica may come twice
         if not stream.record.is_announced:
             if is_told and stream.delivery is not None:
                 stream.delivery.fail(refusal(Outcome.CANCELLED.value))

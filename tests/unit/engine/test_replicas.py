@@ -353,6 +353,23 @@ async def test_a_call_over_http_is_cancelled_at_another_replica(
     assert theirs.steps.was_cancelled
 
 
+async def test_a_call_that_two_operators_cancel_ends_once(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """The second one asks before the owner hears of the first."""
+    ours, theirs = await replicas.two()
+    talker, stream = await begun(theirs)
+    engine = ours.running.engine
+    await (await ours.dial()).poll(2, stream)
+    followed = engine.here(stream["streamId"])
+    assert followed is not None
+    engine.operations.stop(followed, is_told=True)
+    engine.operations.stop(followed, is_told=True)
+    assert reason((await talker.answer(1))["error"]) == "cancelled"
+    await wait_all_tasks_blocked()
+    assert not theirs.is_over.is_set()
+
+
 async def test_a_client_that_cancels_its_resume_elsewhere_leaves_the_call(
     replicas: Replicas,
     autojump_clock: MockClock,
