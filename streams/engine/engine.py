@@ -629,7 +629,7 @@ class Engine:
         """`notifications/cancelled`. Over HTTP another replica may have the request."""
         is_here = self.operations.cancel(session, request_id, detaches=detaches)
         if not is_here and self._replicas is not None and isinstance(session, HttpSession):
-            self._replicas.outbox.broadcast(Cancelled(session.key, request_id, reason))
+            self._replicas.cancel(Cancelled(session.key, request_id, reason))
 
     async def handed_on(self, *, is_answer: bool) -> None:
         """Wait until a message of a client cannot get lost, here or on the way to another replica.

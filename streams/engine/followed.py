@@ -3,17 +3,21 @@
 It is a `Stream` without a handler: its messages come from the journal, and its marks from the
 record that the owner changes. All that its client does is posted to the owner
 (`streams.engine.posts`), which decides.
+
+The owner may die before what it was told is durable, and a store that goes back loses posts. So the
+next owner, or the same one, is told again: see `tell_again`.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
+from msgspec.structs import replace
 
 from streams import messages
 from streams.engine import posts
 from streams.engine.committer import Committer
-from streams.engine.lifecycle import ProgressToken, Question
+from streams.engine.lifecycle import LIVE, ProgressToken, Question
 from streams.engine.posts import Attach, Look, ToOwner
 from streams.engine.stream import Answer, Follower, Stream, StreamEvents
 from streams.errors import Refusal, refusal
@@ -21,6 +25,8 @@ from streams.journal.records import Record
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.messages import Kind, Message, RequestId, Run
+
+ANSWERS_MAX: Final = 16  # that are kept to be posted again; the oldest go first
 
 
 class Home(Protocol):
@@ -46,7 +52,9 @@ class FollowedStream(Stream):
         "_is_taken",
         "_numbered",
         "_reported",
+        "_stopped",
         "_unheard",
+        "_unstored",
         "has_client",
         "is_refreshing",
         "owner",
@@ -91,6 +99,10 @@ class FollowedStream(Stream):
         self._unheard = 0  # deliveries of which the owner may not have heard yet
         self._is_taken = False  # at another replica
         self._is_moved = False  # whether the owner will be told of a new position
+        # What the client was told to be done, and the record does not tell yet: its answers, with
+        # the seqs of the requests, and its cancel.
+        self._unstored: list[tuple[int, posts.Answered]] = []
+        self._stopped: posts.Stopped | None = None
 
     # From the owner
 
@@ -98,12 +110,32 @@ class FollowedStream(Stream):
         """Take over the record as the owner has changed it, and wake the delivery."""
         self.record, self.owner = record, record.owner
         self.state.follow(record)
+        self._forget_stored()
         if self.state.is_tombstone:
             self._forget_questions()
             if self.delivery is not None:
                 self.delivery.fail(refusal(record.outcome.value))
         elif self.delivery is not None:
             self.delivery.wake()
+
+    def _forget_stored(self) -> None:
+        """Forget what no owner needs to be told again."""
+        restart = self.record.restart
+        if self.state.outcome is not LIVE:
+            self._unstored, self._stopped = [], None
+        elif restart is not None:
+            known = restart.answers
+            self._unstored = [
+                (seq, each)
+                for seq, each in self._unstored
+                if seq > restart.seq and seq not in known
+            ]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next owner may have to be told what a client has told this one."""
+        is_told = self._unstored or self._stopped is not None
+        return self.record.restart is not None and bool(is_told)
 
     def view(self, view: posts.View, sender: str) -> None:
         """Take over what the owner, the replica `sender`, has told."""
@@ -145,6 +177,9 @@ class FollowedStream(Stream):
             self._reader = None
         if delivery is None or delivery.number != post.number:
             return
+        if self._stopped is not None and post.superseded_by is None and post.answer is None:
+            # The owner has found that this client may cancel the call.
+            self._stopped = replace(self._stopped, number=0)
         if post.superseded_by is not None:
             delivery.give_way(post.superseded_by)
         elif post.error is not None:
@@ -212,10 +247,22 @@ class FollowedStream(Stream):
         if self.delivery is not None:
             self.delivery.wake()
 
-    def attach_anew(self) -> None:
-        """Tell the owner of the delivery that is attached here: it does not know of that."""
-        if self.delivery is not None and self.state.idle_since is None:
+    def tell_again(self) -> None:
+        """The owner is another one, or the store has lost posts: tell how things are here."""
+        if self.delivery is not None:
             self._tell_of(self.delivery, is_new=True, is_again=True)
+            self._report(is_again=True)
+            self._post(posts.Delivered(self.state.delivered, self.newest))
+        if self.state.idle_since is not None:
+            self._post(posts.Left(self.newest, is_silent=self.delivery is not None))
+        self.tell_wishes_again()
+
+    def tell_wishes_again(self) -> None:
+        """Tell once more what the client has answered, and that it wants the call no more."""
+        for _, answered in self._unstored:
+            self._post(answered)
+        if self._stopped is not None:
+            self._post(self._stopped)
 
     def _tell_of(self, delivery: Follower, *, is_new: bool, is_again: bool = False) -> None:
         reader = delivery.reader
@@ -283,18 +330,18 @@ class FollowedStream(Stream):
         super().notify()
         self._report()
 
-    def _report(self) -> None:
+    def _report(self, *, is_again: bool = False) -> None:
         delivery = self.delivery
-        if delivery is None or not self._is_moved:
+        if delivery is None or not (self._is_moved or is_again):
             return
-        if delivery.written < delivery.position:
+        if delivery.written < delivery.position and not is_again:
             return  # one report for what was handed and written
         handed = self.state.bytes_handed
         moved = posts.Moved(
             number=delivery.number,
             position=delivery.position,
             written=delivery.written,
-            size=handed - self._reported,
+            size=None if is_again else handed - self._reported,
         )
         self._is_moved, self._reported = False, handed
         self._post(moved)
@@ -305,12 +352,16 @@ class FollowedStream(Stream):
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """See `Stream.answered`."""
-        self._post(posts.Answered(messages.answer(message)))
+        self._post_answer(seq, posts.Answered(messages.answer(message)))
 
-    def pass_answer(self, session: str, message: Message) -> bool:
+    def pass_answer(self, session: str, seq: int, message: Message) -> bool:
         """See `Stream.pass_answer`."""
-        self._post(posts.Answered(messages.answer(message), session))
+        self._post_answer(seq, posts.Answered(messages.answer(message), session))
         return True
+
+    def _post_answer(self, seq: int, answered: posts.Answered) -> None:
+        self._post(answered)
+        self._unstored = [*self._unstored, (seq, answered)][-ANSWERS_MAX:]
 
     def end_response(self, session: str, response: str, why: str) -> None:
         """See `Stream.end_response`."""
@@ -350,7 +401,8 @@ class FollowedStream(Stream):
     def stop(self, *, is_dropped: bool = False, is_told: bool = False) -> None:
         """The client wants the call no more; with `is_told` an operator does not."""
         number = 0 if self.delivery is None or is_told else self.delivery.number
-        self._post(posts.Stopped(is_dropped, number, is_told))
+        self._stopped = posts.Stopped(is_dropped, number, is_told)
+        self._post(self._stopped)
 
     async def flush(self) -> None:
         """Nothing waits here: what the owner has sent is durable before it is known here."""

@@ -302,15 +302,16 @@ class StreamState:
         restored = news.until(self._restored).body if self.handed < self._restored else b""
         return self.hand_elsewhere(last, len(news.body), len(restored))
 
-    def hand_elsewhere(self, last: int, size: int, restored: int = 0) -> bool:
+    def hand_elsewhere(self, last: int, size: int | None, restored: int = 0) -> bool:
         """As `hand`, where another replica has handed lines that are `size` bytes more.
 
-        `restored` of these are of lines that were numbered before this object was made.
+        `restored` of these are of lines that were numbered before this object was made. Where the
+        size is unknown it is estimated.
         """
         self.position = last
         if last <= self.handed:
             return False
-        self._bytes_handed += size
+        self._bytes_handed += self._share_up_to(last) if size is None else size
         self._bytes_numbered += restored
         self.handed = last
         marks = self._marks
@@ -357,16 +358,19 @@ class StreamState:
         return True
 
     def _skip(self, seq: int) -> None:
-        """Count lines as handed that were not: a store has lost them, and the client knows.
-
-        Their share of the unsent bytes is estimated.
-        """
-        first = max(self.handed, self._restored)
-        if seq > first:
-            unsent = self._bytes_numbered - self._bytes_handed
-            self._bytes_handed += unsent * (seq - first) // (self.last - first)
+        """Count lines as handed that were not: a store has lost them, and the client knows."""
+        if size := self._share_up_to(seq):
+            self._bytes_handed += size
             self._marks.append((seq, self._bytes_handed))
         self.handed = seq
+
+    def _share_up_to(self, seq: int) -> int:
+        """An estimate: the share of the lines up to `seq` in the unsent bytes."""
+        first = max(self.handed, self._restored)
+        if seq <= first:
+            return 0
+        unsent = self._bytes_numbered - self._bytes_handed
+        return unsent * (seq - first) // (max(self.last, seq) - first)
 
     @property
     def bytes_numbered(self) -> int:

@@ -584,7 +584,7 @@ class Operations:
         stream = answer.stream
         is_theirs = stream.record.principal == session.principal
         if not is_theirs and not stream.may_answer(answer, session.name):
-            if not stream.pass_answer(session.name, message):
+            if not stream.pass_answer(session.name, question.seq, message):
                 log.warning(
                     "an answer of another client was dropped", stream=stream.id[:STREAM_LETTERS]
                 )

@@ -70,7 +70,7 @@ class Attach(_Post, frozen=True):
     confirms: bool
     is_new: bool  # else it was attached before
     at: float  # when its client asked for it, in wall time
-    is_again: bool = False  # it was attached to another owner before
+    is_again: bool = False  # it was attached before, to another owner or as far as the store knew
     waited_s: float = 0.0  # how long its client's request had waited until it was attached
     only_waits: bool = False  # its client cannot come back
     seen: Seen | None = None  # what its replica knew of the stream
@@ -80,14 +80,14 @@ class Attach(_Post, frozen=True):
 class Moved(_Post, frozen=True):
     """A delivery has handed the stream up to `position` to its sender.
 
-    `size` is how many bytes this added to what any delivery was handed. `written` is how far the
-    transport has confirmed it.
+    `size` is how many bytes this added to what any delivery was handed; None where the owner may
+    not know what came before. `written` is how far the transport has confirmed it.
     """
 
     number: int
     position: int
     written: int
-    size: int
+    size: int | None
 
 
 class Left(_Post, frozen=True):

@@ -12,6 +12,7 @@ It is one file because take-overs, news and posts change the same tables of stre
 
 import itertools
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,6 +32,7 @@ from streams.engine.outbox import Outbox
 from streams.engine.posts import ToOwner, ToReplica
 from streams.engine.remote import RemoteFollower, RemoteReader, follower_at, moved, view_of
 from streams.engine.retry import patiently
+from streams.engine.sessions import nameless
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
 from streams.errors import Conflict, Gone, Refusal, StoreAway, Unavailable, refusal
@@ -46,6 +48,7 @@ LOOKS: Final = 5
 SHARED_BEATS: Final = 2  # within so many beats, every replica has taken its share
 WAITED_S: Final = 0.1  # a request that waits no longer than that is overtaken by no other
 LOOKED_UP_AT_ONCE: Final = 200  # records of streams
+CANCELS_MAX: Final = 1000  # that may be for a call which has no owner now; the oldest go first
 
 
 _T = TypeVar("_T")
@@ -99,6 +102,8 @@ class Replicas:
         self._looks: dict[int, _Looking] = {}
         self._turns: dict[str, trio.Lock] = {}
         self._adopted: dict[str, float] = {}  # streams that were taken over not long ago
+        # Cancels of requests that were not found where they came to, and in trio's time since when.
+        self._cancels = deque[tuple[float, posts.Cancelled]](maxlen=CANCELS_MAX)
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
@@ -182,9 +187,11 @@ class Replicas:
         """
         oldest = trio.current_time() - 2 * self._journal.lease_s
         self._adopted = {each: at for each, at in self._adopted.items() if at > oldest}
+        while self._cancels and self._cancels[0][0] <= oldest:
+            self._cancels.popleft()
         for stream_id, stream in list(self._followed.items()):
             idle_since = stream.state.idle_since
-            is_idle = idle_since is not None and stream.delivery is None
+            is_idle = idle_since is not None and stream.delivery is None and not stream.is_waiting
             if is_idle and trio.current_time() - stream.seen_at > self._journal.lease_s:
                 self._leave(stream)
                 self._nursery.start_soon(self._unfollow, stream_id)
@@ -282,6 +289,9 @@ class Replicas:
                 del self._turns[record.stream]
         for post in self._adopting.pop(record.stream, ()):
             self._receive(post)
+        for _, cancelled in self._cancels:
+            if cancelled.request_id == stream.request_id:
+                self._nursery.start_soon(self._cancel, cancelled)
         done.send_nowait(stream)
 
     async def _take_over(self, record: Record) -> Stream:
@@ -314,6 +324,7 @@ class Replicas:
         if followed is None:
             return
         self._nursery.start_soon(self._unfollow, stream.id)
+        followed.tell_wishes_again()
         if (delivery := followed.delivery) is None:
             return
         assert isinstance(delivery, Delivery)
@@ -411,7 +422,7 @@ class Replicas:
         if record.owner in (was, self._journal.replica):
             return
         if record.owner:
-            stream.attach_anew()
+            stream.tell_again()
         for number, look in self._looks.items():
             if look.stream is stream:  # the owner has died perhaps while it had the question
                 stream.look(number)  # without an owner, whoever asks becomes it
@@ -441,12 +452,15 @@ class Replicas:
         changed = sorted(news.changed)  # so that a simulation repeats
         if news.is_all:
             changed = list(self._followed)
+            for stream in self._followed.values():
+                if stream.owner:  # else the next one is told
+                    stream.tell_again()  # posts were lost, too
             self._streams.sessions.doubt()
             self._claim("")
             self.doubt()
         for stream_id in changed:
-            if (stream := self._followed.get(stream_id)) is not None:
-                self._refresh_soon(stream)
+            if (followed := self._followed.get(stream_id)) is not None:
+                self._refresh_soon(followed)
 
     def _refresh_soon(self, stream: FollowedStream) -> None:
         if not stream.is_refreshing:
@@ -536,7 +550,7 @@ class Replicas:
         match post:
             case posts.Answered():
                 self._streams.answer(stream, messages.parse(post.line), post.session)
-            case posts.Stopped() if post.number and not follower_at(stream, sender, post.number):
+            case posts.Stopped() if not self._may_stop(stream, sender, post):
                 log.info(
                     "the cancel of a displaced client was dropped",
                     stream=stream.id[:STREAM_LETTERS],
@@ -552,6 +566,14 @@ class Replicas:
             case posts.Awaited():
                 stream.await_again(post.short_name)
 
+    def _may_stop(self, stream: Stream, sender: str, post: posts.Stopped) -> bool:
+        """Whether the client that wants a call no more has not been displaced."""
+        if post.number == 0 or follower_at(stream, sender, post.number) is not None:
+            return True
+        # It was sent to the former owner, and the delivery is here: see `_bring_here`.
+        is_here = stream.delivery is not None and sender in self.leases.names
+        return is_here and post.number == stream.newest
+
     def _attach(self, stream: Stream, sender: str, post: posts.Attach) -> None:
         if sender in self.leases.names:
             return  # it was sent to the former owner, and the delivery is here: see `_bring_here`
@@ -563,7 +585,7 @@ class Replicas:
         elif attached is not None:
             attached.reader.level = post.level
             stream.attach(attached)
-        elif follower is not None and self._is_late(post, follower, stream):
+        elif follower is not None and self._is_late(post, sender, follower, stream):
             ended = posts.Ended(post.number, superseded_by=follower.taker)
             self.outbox.tell(sender, stream.id, ended)
         elif follower is not None and self._is_over(post, follower, stream):
@@ -593,12 +615,14 @@ class Replicas:
         """
         return waited_s < WAITED_S and stream_id not in self._adopted
 
-    def _is_late(self, post: posts.Attach, follower: Follower, stream: Stream) -> bool:
+    def _is_late(self, post: posts.Attach, sender: str, follower: Follower, stream: Stream) -> bool:
         """Whether a delivery must not displace the one that is attached.
 
         A delivery that its replica attaches again may be over for its client, who has come back by
         another replica: one that the client itself has begun with this owner is newer.
         """
+        if isinstance(follower, RemoteFollower) and follower.replica == sender:
+            return False  # posts of one replica come in order
         asked_at = self._asked_at(post)
         if asked_at is not None and asked_at < (follower.asked_at or 0.0):
             return True  # whatever the clocks say
@@ -711,7 +735,8 @@ class Replicas:
                 if stream is not None:
                     stream.ended(post)
             case posts.Cancelled():
-                self._engine.cancel_here(post)
+                self._cancels.append((trio.current_time(), post))
+                self._nursery.start_soon(self._cancel, post)
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
                 self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
@@ -721,6 +746,22 @@ class Replicas:
                 self._engine.tell_here(post)  # now: notifications keep their order
             case posts.Notice():
                 self._nursery.start_soon(self._notify_subscribers, post)
+
+    def cancel(self, cancelled: posts.Cancelled) -> None:
+        """The client of a session cancels a request that is not here: tell the other replicas.
+
+        If its replica has died, the heir of the call is one of us.
+        """
+        self._cancels.append((trio.current_time(), cancelled))
+        self.outbox.broadcast(cancelled)
+
+    async def _cancel(self, cancelled: posts.Cancelled) -> None:
+        """Cancel a request that came to another replica, or came before its call was ours."""
+        sessions, key = self._streams.sessions, cancelled.session
+        # An heir of its calls may not have seen the session yet.
+        if sessions.held(key) is None and self._streams.index.wanted(nameless(key)):
+            await patiently(partial(sessions.refresh, key))
+        self._engine.cancel_here(cancelled)
 
     async def _notify_subscribers(self, notice: posts.Notice) -> None:
         await self._streams.sessions.refresh_doubtful()  # some have subscribed elsewhere

@@ -75,7 +75,7 @@ class HttpSession(Session):
 
     def __init__(self, key: str, caller: str | None = None) -> None:
         """`caller` is the principal of the caller that begins it; None without authentication."""
-        super().__init__(caller or _nameless(key))
+        super().__init__(caller or nameless(key))
         self.is_anonymous = caller is None
         self._begun: WeakSet[Stream] = WeakSet()
         self.key = self.name = key
@@ -133,7 +133,7 @@ class HttpSession(Session):
     @classmethod
     def of(cls, record: SessionRecord) -> "HttpSession":
         """The session of a record."""
-        is_anonymous = record.principal == _nameless(record.key)
+        is_anonymous = record.principal == nameless(record.key)
         session = cls(record.key, None if is_anonymous else record.principal)
         session.revision = record.revision
         # A journal of an older version may have everything that the client sent.
@@ -596,6 +596,6 @@ def new_session(caller: str | None = None) -> tuple[str, HttpSession]:
     return session_id, session
 
 
-def _nameless(key: str) -> str:
+def nameless(key: str) -> str:
     """The principal of a session without authentication."""
     return f"session({key})"

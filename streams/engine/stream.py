@@ -677,7 +677,7 @@ class Stream:
         if seq or not self.is_held:
             self.release()
 
-    def hand_elsewhere(self, last: int, size: int) -> None:
+    def hand_elsewhere(self, last: int, size: int | None) -> None:
         """The delivery at another replica has handed so much; see `StreamState.hand_elsewhere`."""
         self._newest_handed = last
         self.state.committed(last)
@@ -731,10 +731,11 @@ class Stream:
         is_attached = delivery is not None and delivery.reader.name == session
         return is_attached or any(reader.name == session for reader in answer.readers)
 
-    def pass_answer(self, session: str, message: Message) -> bool:
-        """Let the owner decide about a client's answer; False where this replica owns the stream.
+    def pass_answer(self, session: str, seq: int, message: Message) -> bool:
+        """Let the owner decide about a client's answer to the request at `seq`.
 
-        The request may have been sent to the client by another replica than this one.
+        False where this replica owns the stream. The request may have been sent to the client by
+        another replica than this one.
         """
         return False
 

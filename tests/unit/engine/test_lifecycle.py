@@ -257,6 +257,16 @@ def test_without_room_held_progress_stays_held() -> None:
 # Marks
 
 
+def test_the_size_of_lines_that_were_handed_elsewhere_is_estimated_if_it_is_unknown() -> None:
+    state = a_state()
+    for text in ("first", "second", "third", "fourth"):
+        state.add(line(text))
+    commit(state)
+    state.hand_elsewhere(1, len(line("first")))
+    state.hand_elsewhere(4, None)
+    assert (state.handed, state.bytes_handed) == (4, state.bytes_numbered)
+
+
 def test_nothing_is_delivered_before_it_is_durable() -> None:
     state = a_state()
     state.add(line(1))
