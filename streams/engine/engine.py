@@ -631,17 +631,17 @@ class Engine:
         if not is_here and self._replicas is not None and isinstance(session, HttpSession):
             self._replicas.cancel(Cancelled(session.key, request_id, reason))
 
-    async def handed_on(self, *, is_answer: bool) -> None:
+    async def handed_on(self, *, is_told_once: bool) -> None:
         """Wait until a message of a client cannot get lost, here or on the way to another replica.
 
-        An answer is told once: a client that goes on by an event id is not asked again. Raises
-        `Unavailable`.
+        An answer and a cancel are told once: a client that goes on by an event id is not asked
+        again, and one that has cancelled does not come back. Raises `Unavailable`.
         """
-        if is_answer:
+        if is_told_once:
             with trio.move_on_after(SENT_S) as waiting:
                 await self._committer.settled()
             if waiting.cancelled_caught:
-                raise Unavailable("the journal does not take the answer now")
+                raise Unavailable("the journal does not take the message now")
         if self._replicas is not None:
             await self._replicas.outbox.sent()
 

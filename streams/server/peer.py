@@ -609,8 +609,9 @@ class Peer:
 _CALL: Final = "tools/call"
 _INITIALIZE: Final = "initialize"
 _PING: Final = "ping"
+CANCELLED: Final = "notifications/cancelled"
 _NOTIFICATIONS: Final[dict[str, Callable[[Peer, Message], None]]] = {
-    "notifications/cancelled": Peer._cancelled,
+    CANCELLED: Peer._cancelled,
     extension.ACK: Peer._ack,
 }
 

@@ -43,6 +43,7 @@ from streams.server.http.events import (
 )
 from streams.server.http.response import KEEP_ALIVE_S, ResponseChannel
 from streams.server.peer import (
+    CANCELLED,
     Peer,
     check_revision,
     error_line,
@@ -196,7 +197,8 @@ class HttpEndpoint:
                 await self._engine.operations.load_question(message)
             line = await peer.handle(message, request.body, event_ids=event_ids)
             if line is None:
-                await self._engine.handed_on(is_answer=message.kind is not Kind.NOTIFICATION)
+                is_told_once = message.kind is not Kind.NOTIFICATION or message.method == CANCELLED
+                await self._engine.handed_on(is_told_once=is_told_once)
         except Unavailable as error:
             raise _not_now(error) from None
         if is_request:

@@ -235,8 +235,9 @@ async def test_a_call_with_a_key_does_not_begin_once_the_turn_was_lost(
     assert not theirs.streams
 
 
-async def test_an_answer_is_taken_only_once_it_is_durable(
-    replicas: Replicas, autojump_clock: MockClock
+@pytest.mark.parametrize("is_cancel", [False, True])
+async def test_an_answer_or_a_cancel_is_taken_only_once_it_is_durable(
+    replicas: Replicas, autojump_clock: MockClock, *, is_cancel: bool
 ) -> None:
     theirs = await replicas.start()
     browser = await theirs.browse(STREAMS)
@@ -245,7 +246,10 @@ async def test_an_answer_is_taken_only_once_it_is_durable(
     await wait_all_tasks_blocked()
     asked = answer.events[-1][1]
     assert asked is not None
-    said = {"jsonrpc": "2.0", "id": asked["id"], "result": {"says": "yes"}}
+    said: Json = {"jsonrpc": "2.0", "id": asked["id"], "result": {"says": "yes"}}
+    if is_cancel:
+        method = "notifications/cancelled"
+        said = {"jsonrpc": "2.0", "method": method, "params": {"requestId": 1}}
     may_commit, commit = trio.Event(), theirs.reached.inner.commit
 
     async def slow(changes: Any) -> Any:
