@@ -18,7 +18,7 @@ from streams.clock import wall
 from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken, StreamState
-from streams.engine.posts import Acked, Taker, Touched
+from streams.engine.posts import Acked, SessionAnswered, Taker, Touched
 from streams.engine.sessions import EventId, HttpSession, parts_of
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
@@ -579,7 +579,7 @@ class Operations:
         answer = self._answers.get(request_id)
         question = None if answer is None else answer.stream.state.questions.get(request_id)
         if answer is None or question is None:
-            log.info("an answer to no open request was dropped", id=str(message.id)[:40])
+            self._pass_on(session, message)
             return
         stream = answer.stream
         is_theirs = stream.record.principal == session.principal
@@ -594,6 +594,15 @@ class Operations:
         if not session.settings.positions:
             stream.confirm(session, question.seq)
         stream.answered(answer, question.seq, message)
+
+    def _pass_on(self, session: Session, message: Message) -> None:
+        """An answer to no request of this replica. Another one may have asked for no call."""
+        replicas = self._streams.replicas
+        is_of_call = _QUESTION_ID.fullmatch(str(message.id)) is not None
+        if replicas is not None and isinstance(session, HttpSession) and not is_of_call:
+            replicas.broadcast(SessionAnswered(session.key, messages.answer(message)))
+        else:
+            log.info("an answer to no open request was dropped", id=str(message.id)[:40])
 
     def answer_as(self, stream: Stream, message: Message) -> None:
         """The answer to an open request of a stream, which another stream has asked for it."""

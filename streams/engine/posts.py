@@ -241,6 +241,13 @@ class Cancelled(_Post, frozen=True):
     reason: Any = None
 
 
+class SessionAnswered(_Post, frozen=True):
+    """The client of a session over HTTP answers a request that belongs to no call."""
+
+    session: str
+    line: bytes
+
+
 class SessionChanged(_Post, frozen=True):
     """A session over HTTP has other settings, or was ended."""
 
@@ -263,7 +270,7 @@ class Notice(_Post, frozen=True):
     resource: str | None = None  # a URI
 
 
-ToReplica = View | Ended | Cancelled | SessionChanged | Listening | Notice
+ToReplica = View | Ended | Cancelled | SessionAnswered | SessionChanged | Listening | Notice
 
 # JSON: clients choose numbers, and msgpack has none above 2**64.
 _encoder = msgspec.json.Encoder()

@@ -734,9 +734,18 @@ class Replicas:
             case posts.Ended():
                 if stream is not None:
                     stream.ended(post)
+            case _:
+                self._told_all(post)
+
+    def _told_all(self, post: ToReplica) -> None:
+        """Another replica tells something to all."""
+        match post:
             case posts.Cancelled():
                 self._cancels.append((trio.current_time(), post))
                 self._nursery.start_soon(self._cancel, post)
+            case posts.SessionAnswered():
+                if (session := self._streams.sessions.held(post.session)) is not None:
+                    session.answered(messages.parse(post.line))
             case posts.SessionChanged():
                 self._streams.sessions.changed(post.key, is_over=post.is_over)
                 self._nursery.start_soon(self._streams.sessions.refresh_doubtful)
@@ -774,6 +783,10 @@ class Replicas:
     def post(self, stream: str, post: ToOwner) -> None:
         """See `Home.post`."""
         self.outbox.post(stream, post)
+
+    def broadcast(self, post: ToReplica) -> None:
+        """See `Others.broadcast`."""
+        self.outbox.broadcast(post)
 
     async def _tell_of_session(self, key: str, is_over: bool) -> None:
         await self.outbox.broadcast_surely(posts.SessionChanged(key, is_over))

@@ -24,7 +24,7 @@ from streams.engine.events import (
 from streams.engine.followed import FollowedStream
 from streams.engine.index import Registry
 from streams.engine.lifecycle import Event
-from streams.engine.posts import ToOwner
+from streams.engine.posts import ToOwner, ToReplica
 from streams.engine.rerun import Rerun
 from streams.engine.retry import at_start, patiently
 from streams.engine.sessions import HttpSession, Sessions
@@ -63,6 +63,9 @@ class Others(Protocol):
 
     def post(self, stream: str, post: ToOwner) -> None:
         """Send this to the owner of a stream."""
+
+    def broadcast(self, post: ToReplica) -> None:
+        """Send this to all other replicas."""
 
     def is_in_order(self, stream_id: str, waited_s: float) -> bool:
         """Whether a request for a stream, which has waited so long, is newer than all before it."""

@@ -8,6 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
+from streams.messages import Message
 from streams.server.http.endpoint import HELD_S
 from tests.rigs import idempotency
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
@@ -340,6 +341,31 @@ async def test_the_newest_standing_stream_of_a_session_wins_at_any_replica(
     await first.running.notify_all("acme/news", {"n": 1})
     await wait_all_tasks_blocked()
     assert [len(notices(each)) for each in streams] == [0, 0, 0, 1]
+
+
+async def test_a_request_that_belongs_to_no_call_is_answered_at_any_replica(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    first, second = await replicas.two()
+    browser = await first.browse(PLAIN)
+    standing = await listening(browser)
+    stranger = await second.browse(PLAIN)
+    [session] = first.running.engine.clients()
+    answers = list[Message]()
+
+    async def ask() -> None:
+        answers.append(await session.ask("roots/list", {}))
+
+    first.nursery.start_soon(ask)
+    await wait_all_tasks_blocked()
+    [asked] = notices(standing)
+    said = {"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}
+    await stranger.fetch("POST", said)
+    await wait_all_tasks_blocked()
+    assert not answers
+    assert (await (await elsewhere(second, browser)).fetch("POST", said)).status == 202
+    await wait_all_tasks_blocked()
+    assert [each.id for each in answers] == [asked["id"]]
 
 
 async def test_a_standing_stream_is_not_ended_by_an_older_one_that_is_heard_of_late(
