@@ -53,6 +53,7 @@ class FollowedStream(Stream):
         "_numbered",
         "_reported",
         "_stopped",
+        "_token",
         "_unheard",
         "_unstored",
         "has_client",
@@ -103,6 +104,7 @@ class FollowedStream(Stream):
         # the seqs of the requests, and its cancel.
         self._unstored: list[tuple[int, posts.Answered]] = []
         self._stopped: posts.Stopped | None = None
+        self._token: posts.Token | None = None  # as the owner was told it last
 
     # From the owner
 
@@ -258,7 +260,9 @@ class FollowedStream(Stream):
         self.tell_wishes_again()
 
     def tell_wishes_again(self) -> None:
-        """Tell once more what the client has answered, and that it wants the call no more."""
+        """Tell once more what the client has said: its progress token, its answers, its cancel."""
+        if self.delivery is not None and self._token is not None:
+            self._post(self._token)
         for _, answered in self._unstored:
             self._post(answered)
         if self._stopped is not None:
@@ -396,7 +400,8 @@ class FollowedStream(Stream):
     def take_progress_token(self, token: ProgressToken | None) -> None:
         """See `Stream.take_progress_token`."""
         super().take_progress_token(token)
-        self._post(posts.Token(token))
+        self._token = posts.Token(token)
+        self._post(self._token)
 
     def stop(self, *, is_dropped: bool = False, is_told: bool = False) -> None:
         """The client wants the call no more; with `is_told` an operator does not."""

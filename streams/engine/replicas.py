@@ -61,6 +61,17 @@ class _Looking(msgspec.Struct):
     answer: trio.MemorySendChannel[posts.View]
 
 
+class _Cancel(msgspec.Struct):
+    """A cancel of a request that was not found where it came to, at this replica if it `is_ours`.
+
+    `at` is trio's time.
+    """
+
+    at: float
+    cancelled: posts.Cancelled
+    is_ours: bool
+
+
 class Engine(Protocol):
     """The engine, as its replicas see it."""
 
@@ -102,8 +113,7 @@ class Replicas:
         self._looks: dict[int, _Looking] = {}
         self._turns: dict[str, trio.Lock] = {}
         self._adopted: dict[str, float] = {}  # streams that were taken over not long ago
-        # Cancels of requests that were not found where they came to, and in trio's time since when.
-        self._cancels = deque[tuple[float, posts.Cancelled]](maxlen=CANCELS_MAX)
+        self._cancels = deque[_Cancel](maxlen=CANCELS_MAX)
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
@@ -187,7 +197,7 @@ class Replicas:
         """
         oldest = trio.current_time() - 2 * self._journal.lease_s
         self._adopted = {each: at for each, at in self._adopted.items() if at > oldest}
-        while self._cancels and self._cancels[0][0] <= oldest:
+        while self._cancels and self._cancels[0].at <= oldest:
             self._cancels.popleft()
         for stream_id, stream in list(self._followed.items()):
             idle_since = stream.state.idle_since
@@ -289,9 +299,9 @@ class Replicas:
                 del self._turns[record.stream]
         for post in self._adopting.pop(record.stream, ()):
             self._receive(post)
-        for _, cancelled in self._cancels:
-            if cancelled.request_id == stream.request_id:
-                self._nursery.start_soon(self._cancel, cancelled)
+        for each in self._cancels:
+            if each.cancelled.request_id == stream.request_id:
+                self._nursery.start_soon(self._cancel, each.cancelled)
         done.send_nowait(stream)
 
     async def _take_over(self, record: Record) -> Stream:
@@ -452,15 +462,22 @@ class Replicas:
         changed = sorted(news.changed)  # so that a simulation repeats
         if news.is_all:
             changed = list(self._followed)
-            for stream in self._followed.values():
-                if stream.owner:  # else the next one is told
-                    stream.tell_again()  # posts were lost, too
+            self._tell_again()
             self._streams.sessions.doubt()
             self._claim("")
             self.doubt()
         for stream_id in changed:
-            if (followed := self._followed.get(stream_id)) is not None:
-                self._refresh_soon(followed)
+            if (stream := self._followed.get(stream_id)) is not None:
+                self._refresh_soon(stream)
+
+    def _tell_again(self) -> None:
+        """The store may have lost posts."""
+        for stream in self._followed.values():
+            if stream.owner:  # else the next one is told
+                stream.tell_again()
+        for each in self._cancels:
+            if each.is_ours:
+                self.outbox.broadcast(each.cancelled)
 
     def _refresh_soon(self, stream: FollowedStream) -> None:
         if not stream.is_refreshing:
@@ -570,7 +587,6 @@ class Replicas:
         """Whether the client that wants a call no more has not been displaced."""
         if post.number == 0 or follower_at(stream, sender, post.number) is not None:
             return True
-        # It was sent to the former owner, and the delivery is here: see `_bring_here`.
         is_here = stream.delivery is not None and sender in self.leases.names
         return is_here and post.number == stream.newest
 
@@ -741,7 +757,7 @@ class Replicas:
         """Another replica tells something to all."""
         match post:
             case posts.Cancelled():
-                self._cancels.append((trio.current_time(), post))
+                self._cancels.append(_Cancel(trio.current_time(), post, is_ours=False))
                 self._nursery.start_soon(self._cancel, post)
             case posts.SessionAnswered():
                 if (session := self._streams.sessions.held(post.session)) is not None:
@@ -761,7 +777,7 @@ class Replicas:
 
         If its replica has died, the heir of the call is one of us.
         """
-        self._cancels.append((trio.current_time(), cancelled))
+        self._cancels.append(_Cancel(trio.current_time(), cancelled, is_ours=True))
         self.outbox.broadcast(cancelled)
 
     async def _cancel(self, cancelled: posts.Cancelled) -> None:

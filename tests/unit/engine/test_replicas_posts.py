@@ -16,6 +16,7 @@ from streams.engine import posts
 from streams.engine.connection import SILENCE_S
 from streams.journal.contract import Post
 from streams.journal.records import Outcome
+from tests.rigs import idempotency
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import POSITIONS, STREAMS, Json, Talker, named, said
 from tests.rigs.shared_memory import LEASE_S
@@ -273,3 +274,38 @@ async def test_a_client_that_was_silent_when_the_owner_died_is_attached_to_the_h
     await talker.find(lambda m: m.get("method") == "notifications/message")
     await trio.sleep(MAX_S + TAKEN_S)
     assert outcome_of(replicas) is Outcome.LIVE
+
+
+@pytest.mark.parametrize("heirs", [1, 2])
+async def test_a_client_has_its_own_progress_token_at_the_heir(
+    replicas: Replicas, autojump_clock: MockClock, heirs: int
+) -> None:
+    ours, theirs = await replicas.two()
+    others = [ours, *[await replicas.start() for _ in range(1, heirs)]]
+    first, second = await theirs.dial(), await ours.dial()
+    await idempotency.call(first, 1, name="again", _meta={"progressToken": "first"})
+    await first.announced()
+    await idempotency.call(second, 5, name="again", _meta={"progressToken": "second"})
+    await wait_all_tasks_blocked()
+    theirs.kill()
+    await trio.sleep(2 * TAKEN_S)
+    [heir] = [each for each in others if each.streams]
+    heir.again.do(lambda call: call.progress(1, 2))
+    told = await second.find(lambda m: m.get("method") == "notifications/progress")
+    assert told["params"]["progressToken"] == "second"
+
+
+async def test_a_cancel_that_the_store_has_lost_is_given_again(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """It matches no request at the replica that it came to."""
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(STREAMS)
+    await browser.call(1, "again")
+    await trio.sleep(LEASE_S)
+    elsewhere = await ours.browse(STREAMS, browser.session)
+    with losing(replicas, posts.Cancelled):
+        assert (await elsewhere.tell("notifications/cancelled", requestId=1)).status == 202
+        await wait_all_tasks_blocked()
+    await trio.sleep(LEASE_S)
+    assert outcome_of(replicas) is Outcome.CANCELLED
