@@ -13,11 +13,11 @@ journal or lets it expire.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import islice
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 import trio
@@ -49,6 +49,8 @@ COUNTED_MAX: Final = 10_000  # principals whose last count of evicted streams is
 
 _number = attrgetter("number")
 
+_T = TypeVar("_T")
+
 
 class Owner(Protocol):
     """The holder of a journal's streams, as their cache sees it."""
@@ -66,6 +68,12 @@ class Owner(Protocol):
         """Wait until it is known which streams are ours: after a pause others may have them.
 
         Raises `StoreAway` where that cannot be known.
+        """
+
+    async def has_waited(self) -> bool:
+        """Wait until replicas have put back what a store that has gone back may have lost.
+
+        False, at once, if it has not gone back. Else a lookup that found nothing may succeed now.
         """
 
     async def follow(self, record: Record) -> Stream | None:
@@ -151,7 +159,7 @@ class Cache:
             return stream
         if not self._has_others:
             return None
-        principal = await self._journal.principal_of(stream_id) or ""
+        principal = await self._surely(partial(self._journal.principal_of, stream_id)) or ""
         return await self.find(stream_id) if may_have(principal) else None
 
     async def load_for(self, name: bytes, principal: str, session_key: str) -> Stream | None:
@@ -163,7 +171,7 @@ class Cache:
         if not self._has_others:
             return None
         await self._owner.be_sure()
-        stream_id = await self._journal.named(name) or ""
+        stream_id = await self._surely(partial(self._journal.named, name)) or ""
         is_theirs = await self._journal.principal_of(stream_id) == principal
         grants = await self._journal.grants(stream_id)
         if is_theirs or any(grant.session == session_key for grant in grants):
@@ -179,11 +187,19 @@ class Cache:
         await self._owner.be_sure()
         stream = self._streams.named(name)
         if stream is None and self._has_others:
-            stream_id = await self._journal.named(name, is_secret=True)
+            look_up = partial(self._journal.named, name, is_secret=True)
+            stream_id = await self._surely(look_up)
             return None if stream_id is None else await self.find(stream_id)
         if stream is not None:
             self.used(stream)
         return stream
+
+    async def _surely(self, look_up: Callable[[], Awaitable[_T | None]]) -> _T | None:
+        """Look something up in the journal; None only if no replica may put it back."""
+        found = await look_up()
+        if found is None and await self._owner.has_waited():
+            found = await look_up()
+        return found
 
     def check_leaving(self) -> None:
         """Raise `Refusal` where this replica ends: the client must ask another one."""
@@ -236,7 +252,7 @@ class Cache:
                 stream = await self._load(stream_id)
                 if stream is not None or not self._is_shared:
                     return stream
-                if await self._journal.find(stream_id) is None:
+                if await self._surely(partial(self._journal.find, stream_id)) is None:
                     return None
                 await trio.sleep(PAUSE_S)
         except (Unavailable, trio.Cancelled):  # perhaps after it was taken

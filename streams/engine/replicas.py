@@ -46,6 +46,9 @@ from streams.logs import STREAM_LETTERS, log
 # leases pass if the owner dies, and the replica that claims its streams as well.
 LOOKS: Final = 5
 SHARED_BEATS: Final = 2  # within so many beats, every replica has taken its share
+# Within so many beats, replicas put back what a store that has gone back has lost: each of them
+# notices that when it renews its lease.
+PUT_BACK_BEATS: Final = 2
 WAITED_S: Final = 0.1  # a request that waits no longer than that is overtaken by no other
 LOOKED_UP_AT_ONCE: Final = 200  # records of streams
 CANCELS_MAX: Final = 1000  # that may be for a call which has no owner now; the oldest go first
@@ -114,6 +117,7 @@ class Replicas:
         self._turns: dict[str, trio.Lock] = {}
         self._adopted: dict[str, float] = {}  # streams that were taken over not long ago
         self._cancels = deque[_Cancel](maxlen=CANCELS_MAX)
+        self._whole_at = -math.inf  # when the store has what it may have lost, in trio's time
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
@@ -129,6 +133,7 @@ class Replicas:
         streams.sessions.tell_others = self._tell_of_session
         streams.sessions.on_listening = self._tell_of_listening
         streams.sessions.count_replicas = lambda: self.leases.lives
+        streams.sessions.has_waited = self.has_waited
         committer.on_refused = self.refused
 
     async def run(self) -> None:
@@ -412,7 +417,10 @@ class Replicas:
         if stream is None:
             return
         stream.refreshed_at = trio.current_time()
-        record = await patiently(partial(self._journal.follow, stream_id))
+        follow = partial(self._journal.follow, stream_id)
+        record = await patiently(follow)
+        if record is None and await self.has_waited():
+            record = await patiently(follow)
         if self._followed.get(stream_id) is not stream:
             return
         if record is None:
@@ -462,6 +470,8 @@ class Replicas:
         changed = sorted(news.changed)  # so that a simulation repeats
         if news.is_all:
             changed = list(self._followed)
+            beat_s = self._journal.lease_s / BEATS
+            self._whole_at = trio.current_time() + PUT_BACK_BEATS * beat_s
             self._tell_again()
             self._streams.sessions.doubt()
             self._claim("")
@@ -795,6 +805,13 @@ class Replicas:
     async def be_sure(self) -> None:
         """See `Owner.be_sure`."""
         await self.leases.be_sure()
+
+    async def has_waited(self) -> bool:
+        """See `Others.has_waited`."""
+        if trio.current_time() >= self._whole_at:
+            return False
+        await trio.sleep_until(self._whole_at)
+        return True
 
     def post(self, stream: str, post: ToOwner) -> None:
         """See `Home.post`."""

@@ -196,6 +196,7 @@ class Sessions:
         # Of a shared journal: what the other replicas are told of a session, by its key.
         self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
         self.count_replicas: Callable[[], int] = lambda: 1
+        self.has_waited: Callable[[], Awaitable[bool]]  # see `Others.has_waited`
         # The same of a standing stream that has opened, with when it did, in wall time.
         self.on_listening: Callable[[str, float], None] = lambda key, at: None
         self._saving: Counter[str] = Counter()  # how many changes of a session are not durable yet
@@ -273,7 +274,7 @@ class Sessions:
     async def _look_at(self, key: str) -> None:
         """Learn what another replica has changed in a session that is held here."""
         was_saved, was_saving = self._saved.get(key), self._saving[key]
-        record = await self._journal.session(key)
+        record = await self._read(key)
         held, saved = self._by_key.get(key), self._saved.get(key)
         if held is None or saved is None:
             return
@@ -290,7 +291,7 @@ class Sessions:
     async def refresh(self, key: str) -> None:
         """Read a session, which another replica has begun or may have changed, from the journal."""
         change = self._doubtful.get(key)
-        record = await self._journal.session(key)
+        record = await self._read(key)
         if self._doubtful.get(key) == change:  # else it was changed once more
             self._doubtful.pop(key, None)
         held = self._by_key.get(key)
@@ -306,6 +307,13 @@ class Sessions:
         else:
             self._saved[key] = record
             held.refresh(record)
+
+    async def _read(self, key: str) -> SessionRecord | None:
+        """The record of a session; None only if no replica may put it back."""
+        record = await self._journal.session(key)
+        if record is None and await self.has_waited():
+            record = await self._journal.session(key)
+        return record
 
     def doubt(self) -> None:
         """News were lost: look each session up when it is used next."""

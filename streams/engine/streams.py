@@ -76,6 +76,9 @@ class Others(Protocol):
     async def be_sure(self) -> None:
         """Wait until it is known which streams this replica owns. Raises `StoreAway`."""
 
+    async def has_waited(self) -> bool:
+        """Wait until replicas have put back what the store may have lost. False if it has all."""
+
 
 class Streams:
     """The streams of one journal. First `take_over`, then `run` in a task of its own."""
@@ -188,6 +191,10 @@ class Streams:
         """See `Owner.be_sure`."""
         if self.replicas is not None:
             await self.replicas.be_sure()
+
+    async def has_waited(self) -> bool:
+        """See `Owner.has_waited`."""
+        return self.replicas is not None and await self.replicas.has_waited()
 
     def doubt(self) -> None:
         """See `Owner.doubt`."""

@@ -3,7 +3,7 @@
 Nothing is sent twice, no number is used again, and what is lost is a gap that clients are told of.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Call, Limits, Server
 from streams.engine.leases import AWAY, BEATS
 from streams.errors import StoreAway
-from streams.journal.records import Outcome, Restore
+from streams.journal.records import Change, Create, Outcome, Restore
+from streams.journal.sessions import SaveSession
+from tests.rigs import idempotency
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import POSITIONS, Json, Talker, named, reason, said, text_of
 from tests.rigs.shared_memory import LEASE_S, SKIPPED
@@ -293,3 +295,70 @@ async def test_a_checkpoint_that_was_lost_is_no_end(
     await talker.answer(1)
     assert said(talker.seen) == ["a", "b", "c"]
     assert replicas.store.records[stream["streamId"]].last == 4
+
+
+# Until owners have put back what the store has lost
+
+
+async def test_a_client_elsewhere_keeps_the_call_that_the_store_has_lost(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """The store does not know of the call until its owner has put that back."""
+    ours, theirs = await replicas.two()
+    await trio.sleep(LEASE_S)
+    copy = replicas.store.copy()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "again")
+    talker = await resumed(ours, stream, after=0)
+    await trio.sleep(LEASE_S)
+    replicas.store.go_back(copy)
+    later = await ours.dial(POSITIONS)
+    assert (await later.poll("poll", stream))["status"] == "live"
+    theirs.again.finish("still there")
+    assert text_of(await talker.answer(1)) == "still there"
+
+
+async def test_a_retry_runs_no_call_again_that_the_store_has_lost(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its owner commits again what the store lacks, a moment later."""
+    ours, theirs = await replicas.two()
+    await trio.sleep(LEASE_S)
+    copy = replicas.store.copy()
+    commit = theirs.reached.inner.commit
+    committed: list[Change] = []
+
+    async def commit_and_keep(changes: Sequence[Change]) -> Any:
+        committed.extend(changes)
+        return await commit(changes)
+
+    theirs.reached.inner.commit = commit_and_keep  # type: ignore[method-assign]
+    await idempotency.call(await theirs.dial(POSITIONS), 1, name="again")
+    await wait_all_tasks_blocked()
+    replicas.store.go_back(copy)
+    talker = await ours.dial(POSITIONS)
+    await idempotency.call(talker, 2, name="again")
+    await wait_all_tasks_blocked()
+    await commit([each for each in committed if isinstance(each, Create)])
+    theirs.again.finish("once")
+    assert text_of(await talker.answer(2)) == "once"
+    assert ours.running.running_tools == []
+
+
+async def test_a_client_keeps_the_session_that_the_store_has_lost(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """The replica that it has begun it at commits it again."""
+    ours, theirs = await replicas.two()
+    await trio.sleep(LEASE_S)
+    copy = replicas.store.copy()
+    browser = await theirs.browse(POSITIONS)
+    [session] = (await replicas.store.kept.sessions())[0]
+    elsewhere = await ours.browse({}, browser.session)
+    assert (await elsewhere.post(1, "tools/list")).status == 200
+    replicas.store.go_back(copy)
+    await wait_all_tasks_blocked()
+    answer = elsewhere.ask("POST", {"jsonrpc": "2.0", "id": 2, "method": "tools/list"})
+    await wait_all_tasks_blocked()
+    await theirs.reached.inner.commit([SaveSession(session)])
+    await trio.sleep(LEASE_S)
+    assert answer.status == 200
