@@ -35,9 +35,17 @@ from streams.engine.retry import patiently
 from streams.engine.sessions import nameless
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
-from streams.errors import Conflict, Gone, Refusal, StoreAway, Unavailable, refusal
+from streams.errors import Conflict, Fenced, Gone, Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal, News, Post
-from streams.journal.records import Create, Outcome, Record, Restore, StreamChange
+from streams.journal.records import (
+    Answered,
+    Close,
+    Create,
+    Outcome,
+    Record,
+    Restore,
+    StreamChange,
+)
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import STREAM_LETTERS, log
@@ -680,6 +688,8 @@ class Replicas:
 
         Another replica owns the stream by now; or the store has lost changes by a failover.
         """
+        if isinstance(error, Fenced):
+            self._pass_to_owner(change)
         stream_id = change.stream
         stream = self._streams.index.get(stream_id)
         fence = change.record.fence if isinstance(change, Create) else change.fence
@@ -695,6 +705,14 @@ class Replicas:
             )
         self._streams.lose(stream)
         return ()
+
+    def _pass_to_owner(self, change: StreamChange) -> None:
+        """A client has told us an answer or a cancel after we have lost the stream."""
+        match change:
+            case Answered():
+                self.post(change.stream, posts.Answered(change.line))
+            case Close(outcome=Outcome.CANCELLED):
+                self.post(change.stream, posts.Stopped())
 
     def doubt(self) -> None:
         """This replica may own other streams in the journal than here.

@@ -171,6 +171,36 @@ async def test_a_cancel_reaches_an_heir_that_knows_neither_its_session_nor_the_c
     assert not third.running.running_tools
 
 
+@pytest.mark.parametrize("is_cancel", [False, True])
+async def test_an_owner_that_was_cut_off_passes_on_what_its_client_has_told(
+    replicas: Replicas, autojump_clock: MockClock, *, is_cancel: bool
+) -> None:
+    """It has lost the call, and does not know that yet."""
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(STREAMS)
+    call = await browser.call(1, "again")
+    theirs.again.ask()
+    await trio.sleep(LEASE_S)
+    asked = call.events[-1][1]
+    assert asked is not None
+    theirs.reached.cut()
+    await trio.sleep(LEASE_S / 2)
+    told: Json = {"id": asked["id"], "result": {"says": "yes"}}
+    if is_cancel:
+        told = {"method": "notifications/cancelled", "params": {"requestId": 1}}
+    answer = browser.ask("POST", {"jsonrpc": "2.0"} | told)
+    await trio.sleep(TAKEN_S - LEASE_S / 2)
+    assert answer.status == 0
+    theirs.reached.mend()
+    await trio.sleep(LEASE_S)
+    assert answer.status == 202
+    ours.again.ask()
+    ours.again.finish()
+    await trio.sleep(LEASE_S)
+    assert ours.again.answers == ([] if is_cancel else [{"says": "yes"}])
+    assert outcome_of(replicas) is (Outcome.CANCELLED if is_cancel else Outcome.COMPLETED)
+
+
 # By a store that has gone back
 
 
