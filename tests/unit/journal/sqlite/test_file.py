@@ -91,7 +91,7 @@ READ_ONLY = """
     import os, sys, tempfile
     from pathlib import Path
     from streams.errors import JournalUnusable
-    from streams.journal.sqlite import SQLiteStore
+    from streams.journal.sqlite import SQLiteStore, schemas  # which nobody may not load
 
     if os.getuid() == 0:
         os.setuid(65534)  # nobody: root may write whatever the mode says

@@ -24,13 +24,13 @@ from streams.journal.sqlite import (
     SQLiteJournal,
     SQLiteStore,
     disk,
-    file,
     open_sqlite_journal,
     store,
 )
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.checkpoints import WalIndex
 from streams.journal.sqlite.log import Budget
+from streams.journal.sqlite.schemas import migrations
 from streams.limits import MIB, Durability
 from tests.rigs.journals import as_one, grant, session
 from tests.rigs.sqlite import (
@@ -539,8 +539,8 @@ def test_the_file_says_what_it_is(made: Path) -> None:
     with closing(db):
         assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-        assert len(file.migrations.applied(db)) == SCHEMA_VERSION
-        assert not file.migrations.pending(db)
+        assert len(migrations.applied(db)) == SCHEMA_VERSION
+        assert not migrations.pending(db)
 
 
 def test_a_count_that_takes_long_is_made_less_often(
