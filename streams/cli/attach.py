@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from cyclopts import Parameter
 
 from streams.cli import wrap
-from streams.cli.base import SERVE, app, complain
+from streams.cli.base import complain
 from streams.cli.options import (
     FLAT,
     KEEP,
@@ -30,7 +30,6 @@ DAY_S: Final = 86_400.0
 _URL: Final = re.compile(r"(https?|wss?)://[^/\s]+\S*")
 
 
-@app.command(group=SERVE)
 def attach(
     url: str,
     /,

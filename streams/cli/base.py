@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, ClassVar, Final
 
 import cyclopts
 from cyclopts import Group, Parameter
+
+from streams.process.version import VERSION
 
 
 def _default_shown(default: object) -> str | None:
@@ -25,7 +26,7 @@ app: Final = cyclopts.App(
         "line of TOML in --config FILE, in a table such as [serve]; by default the file is "
         "~/.config/mcp-streams/config.toml. The command line comes first, then variables."
     ),
-    version=lambda: version("mcp-streams"),
+    version=VERSION,
     # Each option has a variable, which the epilogue describes once.
     default_parameter=Parameter(negative=(), show_env_var=False, show_default=_default_shown),
     result_action="return_value",

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from streams.cli.base import TRY, Word, app, complain
+from streams.cli.base import Word, complain
 
 
-@app.command(group=TRY, usage="Usage: mcp-streams bench [OPTIONS] URL [TOOL] [KEY=VALUE...]")
 def bench(
     url: str,
     tool: str | None = None,

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from streams.cli.base import CALL, GONE, USUALLY, Dialing, How, Word, app, complain
+from streams.cli.base import GONE, USUALLY, Dialing, How, Word, complain
 from streams.cli.operator_options import Where
 
 if TYPE_CHECKING:
     from streams.cli.actions.call import Reach
 
 
-@app.command(group=CALL, usage="Usage: mcp-streams call [OPTIONS] URL TOOL [KEY=VALUE...]")
 def call(
     url: str,
     tool: str,
@@ -52,7 +51,6 @@ def call(
     return commands.call_tool(_reach(url, how), tool, given, as_json=json, detaches=detach)
 
 
-@app.command(group=CALL, usage="Usage: mcp-streams pages [OPTIONS] URL TOOL [KEY=VALUE...]")
 def pages(
     url: str,
     tool: str,
@@ -91,7 +89,6 @@ def pages(
     return commands.pages(_reach(url, how), wanted, as_json=json)
 
 
-@app.command(group=CALL)
 def resume(
     where: str,
     what: str | None = None,
@@ -114,7 +111,6 @@ def resume(
     return _with_call("resume", where, what, how, json)
 
 
-@app.command(group=CALL)
 def cancel(
     where: str,
     what: str | None = None,
@@ -191,7 +187,6 @@ def _reach(
     return Reach(url, cwd, how.token_file or noted, how.timeout)
 
 
-@app.command(group=CALL)
 def poll(
     where: str,
     what: str | None = None,
@@ -238,7 +233,6 @@ def poll(
     return commands.poll(reach, stream, as_json=json)
 
 
-@app.command(group=CALL)
 def calls(
     *,
     forget: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),

@@ -1,7 +1,7 @@
 """All commands, their settings, and their errors of usage.
 
-Each command imports its action when it is run (PLC0415), because a client waits for a relay to
-start.
+A command's module is loaded when the command is run, and it imports its action then (PLC0415),
+because a client waits for a relay to start.
 """
 
 import os
@@ -12,40 +12,43 @@ from typing import Literal
 
 import cyclopts
 
-from streams.cli import (
-    attach,
-    base,
-    bench,
-    calls,
-    journal,
-    operators,
-    selftests,
-    serve,
-    settings,
-    token,
-    tools,
-    webhook,
-    wrap,
+from streams.cli import base, settings
+from streams.cli.base import (
+    BROKEN_PIPE,
+    CALL,
+    JOURNALS,
+    OPERATE,
+    SERVE,
+    TRY,
+    USAGE,
+    app,
+    complain,
 )
-from streams.cli.base import BROKEN_PIPE, USAGE, app, complain
+
+__all__ = ["app", "run"]
 
 Shell = Literal["bash", "zsh", "fish"]
 
-__all__ = [
-    "app",
-    "attach",
-    "bench",
-    "calls",
-    "journal",
-    "operators",
-    "run",
-    "selftests",
-    "serve",
-    "token",
-    "tools",
-    "webhook",
-    "wrap",
-]
+_USAGES = {
+    "call": {"usage": "Usage: mcp-streams call [OPTIONS] URL TOOL [KEY=VALUE...]"},
+    "pages": {"usage": "Usage: mcp-streams pages [OPTIONS] URL TOOL [KEY=VALUE...]"},
+    "bench": {"usage": "Usage: mcp-streams bench [OPTIONS] URL [TOOL] [KEY=VALUE...]"},
+}
+for group, module, names in (
+    (SERVE, "serve", ("serve",)),
+    (SERVE, "wrap", ("wrap",)),
+    (SERVE, "attach", ("attach",)),
+    (CALL, "tools", ("tools",)),
+    (CALL, "calls", ("call", "pages", "resume", "cancel", "poll", "calls")),
+    (OPERATE, "operators", ("ls", "show", "tail", "stats", "drain")),
+    (OPERATE, "token", ("token",)),
+    (OPERATE, "webhook", ("webhook",)),
+    (JOURNALS, "journal", ("verify", "export", "backup", "copy")),
+    (TRY, "selftests", ("demo", "torture")),
+    (TRY, "bench", ("bench",)),
+):
+    for name in names:
+        app.command(f"streams.cli.{module}:{name}", group=group, **_USAGES.get(name, {}))
 
 
 @app.command(name="--install-completion")
@@ -76,6 +79,8 @@ def run() -> int:
         # Help and version must be there even if the file is damaged.
         asks = not {"--help", "-h", "--version"}.isdisjoint(_ours(words))
         app.config = settings.BUILT_IN if asks else settings.sources(app, file)
+        if not words or words[0] in app.help_flags:
+            app.resolved_commands()  # loads them all: the help has the first line of each
         code: int | None = app(words, print_error=False, exit_on_error=False)
         print(end="", flush=True)  # otherwise the interpreter flushes at exit, and fails there
     except cyclopts.CycloptsError as error:
@@ -97,7 +102,9 @@ def _ours(words: list[str]) -> list[str]:
 
 def _misused(error: cyclopts.CycloptsError) -> int:
     if sys.argv[1:2] == ["wrap"] and "--" not in sys.argv:
-        return complain(f"wrap: {error} To wrap a command, {wrap.BEHIND}")
+        from streams.cli.wrap import BEHIND
+
+        return complain(f"wrap: {error} To wrap a command, {BEHIND}")
     if base.Errors.are_json:
         return complain(error)
     (error.console or app.error_console).print(cyclopts.CycloptsPanel(error))

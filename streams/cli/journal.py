@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-from streams.cli.base import JOURNALS, app, complain
+from streams.cli.base import complain
 from streams.cli.options import Seconds
 from streams.journal.addresses import is_url, without_secrets
 from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S
 
 
-@app.command(group=JOURNALS)
 def verify(file: str, /, *, json: bool = False) -> int:
     """Look for damage in a journal, which may be in use.
 
@@ -30,7 +29,6 @@ def verify(file: str, /, *, json: bool = False) -> int:
     return journal.verify(Path(file), as_json=json)
 
 
-@app.command(group=JOURNALS)
 def export(file: str, /, *, to: Path | None = None, sqlite: Path | None = None) -> int:
     """Save what is readable of a journal, which may be damaged or in use.
 
@@ -59,7 +57,6 @@ def export(file: str, /, *, to: Path | None = None, sqlite: Path | None = None) 
     return journal.export(Path(file), to, sqlite)
 
 
-@app.command(group=JOURNALS)
 def backup(file: str, to: str, /, *, with_keys: bool = False) -> int:
     """Copy a journal, which may be in use, to a new file, with all that it has acknowledged.
 
@@ -85,7 +82,6 @@ def backup(file: str, to: str, /, *, with_keys: bool = False) -> int:
     return journal.backup(Path(file), Path(to), with_keys=with_keys)
 
 
-@app.command(group=JOURNALS)
 def copy(
     source: str,
     target: str,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from streams.cli.base import OPERATE, app, complain
+from streams.cli.base import complain
 from streams.cli.operator_options import DEFAULT_OUTPUT, DEFAULT_WHERE, Output, Where
 from streams.cli.options import Seconds
 
@@ -14,7 +14,6 @@ from streams.cli.options import Seconds
 Unplaced = Annotated[str | None, Parameter(show=False)]
 
 
-@app.command(group=OPERATE)
 def ls(
     where: str | None = None,
     /,
@@ -50,7 +49,6 @@ def ls(
     return operators.ls(_at(where, at), asked, output)
 
 
-@app.command(group=OPERATE)
 def show(
     stream: str,
     place: Unplaced = None,
@@ -73,7 +71,6 @@ def show(
     return operators.show(at, stream, output)
 
 
-@app.command(group=OPERATE)
 def tail(
     stream: str | None = None,
     place: Unplaced = None,
@@ -107,7 +104,6 @@ def tail(
     return operators.tail(at, stream, lines, output)
 
 
-@app.command(group=OPERATE)
 def stats(
     where: str | None = None, /, *, at: Where = DEFAULT_WHERE, output: Output = DEFAULT_OUTPUT
 ) -> int:
@@ -125,7 +121,6 @@ def stats(
     return operators.stats(_at(where, at), output)
 
 
-@app.command(group=OPERATE)
 def drain(
     where: str | None = None,
     /,

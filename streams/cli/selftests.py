@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from streams.cli.base import TRY, app, complain
+from streams.cli.base import complain
 from streams.journal.addresses import checked, is_url
 from streams.limits import Durability
 
 
-@app.command(group=TRY)
 def demo(*, folder: Path | None = None, journal: str | None = None, json: bool = False) -> int:
     """Cut connections and kill servers of real calls, and check that nothing is lost.
 
@@ -32,7 +31,6 @@ def demo(*, folder: Path | None = None, journal: str | None = None, json: bool =
     return demonstration.run(folder, as_json=json, store=store)
 
 
-@app.command(group=TRY)
 def torture(
     *,
     minutes: float = 1.0,

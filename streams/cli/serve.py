@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from streams.cli.base import SERVE, app, complain
+from streams.cli.base import complain
 from streams.cli.options import (
     FLAT,
     KEEP,
@@ -20,7 +20,6 @@ from streams.cli.options import (
 from streams.process.options import Auth, CannotServe, Webhooks
 
 
-@app.command(group=SERVE)
 def serve(
     app: str,
     /,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import cyclopts
 
-from streams.cli.base import DONE, OPERATE, USAGE, app, complain
+from streams.cli.base import DONE, USAGE, complain
 
 if TYPE_CHECKING:
     from streams.auth.tokens import Token
@@ -14,15 +14,13 @@ if TYPE_CHECKING:
 FILE: Final = Path("tokens.jsonl")
 DAY_S: Final = 86_400
 
-tokens: Final = cyclopts.App(
-    group=OPERATE,
+token: Final = cyclopts.App(
     name="token",
     help="Make, list and revoke the bearer tokens that serve --auth-tokens accepts.",
 )
-app.command(tokens)
 
 
-@tokens.command
+@token.command
 def new(
     name: str,
     /,
@@ -74,7 +72,7 @@ def new(
     return DONE
 
 
-@tokens.command(name="list")
+@token.command(name="list")
 def list_(*, file: Path = FILE, json: bool = False) -> int:
     """List the bearer tokens: id, expiry, name, and scopes.
 
@@ -98,7 +96,7 @@ def list_(*, file: Path = FILE, json: bool = False) -> int:
     return DONE
 
 
-@tokens.command
+@token.command
 def revoke(what: str, /, *, file: Path = FILE, json: bool = False) -> int:
     """Revoke all bearer tokens of a name, or one by its id. A running server obeys at once.
 

@@ -2,10 +2,9 @@
 
 import shlex
 
-from streams.cli.base import CALL, USUALLY, How, app, complain
+from streams.cli.base import USUALLY, How, complain
 
 
-@app.command(group=CALL)
 def tools(url: str, name: str | None = None, /, *, how: How = USUALLY, json: bool = False) -> int:
     """List a server's tools, or describe one of them, with an example of a call.
 

@@ -5,17 +5,15 @@ from typing import Final
 
 import cyclopts
 
-from streams.cli.base import OPERATE, app, complain
+from streams.cli.base import complain
 
-webhooks: Final = cyclopts.App(
-    group=OPERATE,
+webhook: Final = cyclopts.App(
     name="webhook",
     help="Try the webhooks that serve --webhook and wrap --webhook send.",
 )
-app.command(webhooks)
 
 
-@webhooks.command
+@webhook.command
 def listen(
     *,
     port: int = 8790,

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from cyclopts import Parameter
 
-from streams.cli.base import SERVE, app, complain
+from streams.cli.base import complain
 from streams.cli.options import (
     FLAT,
     KEEP,
@@ -112,7 +112,6 @@ class Child:
 ALONE: Final = Child()
 
 
-@app.command(group=SERVE)
 def wrap(
     *command: str,
     listen: Annotated[ListenOptions, FLAT] = LISTEN,

@@ -10,7 +10,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +30,7 @@ from streams.process import state
 from streams.process.addresses import origin, why_not
 from streams.process.guard import parse_address
 from streams.process.options import CannotServe, Options
+from streams.process.version import VERSION
 from streams.server.running import RunningServer
 from transports import http
 from transports.net.origins import Origins, names_loopback
@@ -141,7 +141,7 @@ def api_routes(
 
     def about() -> dict[str, object]:
         return {
-            "version": version("mcp-streams"),
+            "version": VERSION,
             "pid": os.getpid(),
             "startedAt": began_at,
             "journal": options.journal_shown if options.is_kept else None,

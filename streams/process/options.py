@@ -6,7 +6,6 @@ It is quick to load, because a relay loads it.
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ import msgspec
 
 from streams.journal.addresses import without_secrets
 from streams.limits import LEASE_S, Durability
+from streams.process.version import VERSION
 
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
@@ -299,7 +299,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def hello(self) -> dict[str, object]:
         """The app and version, on which a relay and its owner must agree."""
-        return {"app": self._named, "key": self.key, "version": version("mcp-streams")}
+        return {"app": self._named, "key": self.key, "version": VERSION}
 
     @property
     def _named(self) -> str:

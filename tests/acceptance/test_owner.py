@@ -174,7 +174,7 @@ def test_a_relay_of_another_app_is_refused(spawn: Spawn, journal: Path, tmp_path
 def test_a_relay_of_another_version_is_refused(spawn: Spawn, journal: Path) -> None:
     spawn()
     pretend = (
-        "import importlib.metadata as m; m.version = lambda name: '0.0.1'; "
+        "import streams.process.version as here; here.VERSION = '0.0.1'; "
         "import streams.cli; streams.cli.main()"
     )
     command = [sys.executable, "-c", pretend, "serve", APP, "--stdio", "--journal", str(journal)]
