@@ -322,6 +322,9 @@ def run(options: Options) -> int:
 
             relay.run(options)
         else:
+            from streams.process.garbage import limit_garbage
+
+            limit_garbage()
             from streams.process import log, serve
 
             log.log_as(options)

@@ -8,18 +8,21 @@ import os
 import sys
 from contextlib import suppress
 
-from streams.process import serve
-from streams.process.log import log_as
+from streams.process.garbage import limit_garbage
 from streams.process.options import CannotServe, Options
 
 
 def main() -> int:
     """Own the journal, and serve until the server has been idle for a while."""
+    limit_garbage()
+    # Imported here (PLC0415): see `limit_garbage`.
+    from streams.process import log, serve  # noqa: PLC0415
+
     options = Options.parse(sys.stdin.read())
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)
-    log_as(options)
+    log.log_as(options)
     try:
         serve.run(options)
     except CannotServe as error:

@@ -42,10 +42,6 @@ from transports.relay import owner
 # Threads of the journal and of tools often run for less than the interpreter's default of 5 ms, for
 # which all other threads would wait.
 SWITCH_S: Final = 0.0005
-# A large server makes little garbage in cycles, so older generations are collected a tenth as
-# often. Collecting the newest 2,000 objects takes up to 3 ms while connections come and go; 10,000
-# take 10 ms.
-GARBAGE_MAX: Final = (2_000, 100, 20)
 
 # Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
@@ -86,10 +82,9 @@ def _go_on(*_: object) -> None:
 
 
 def _tune() -> None:
-    """Tune the interpreter for a process that is only a server."""
+    """Tune the interpreter for a process that is only a server; see `garbage` as well."""
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # imported modules are not collected
-    gc.set_threshold(*GARBAGE_MAX)
 
 
 def _raise_descriptors(connections_max: int) -> None:
