@@ -5,6 +5,9 @@ Never standard output, structlog's default: that may be a stdio transport, or a 
 Each line has the name of its logger: the package below `streams` that has written it, or
 `transports`. `calls`, the log of calls (`streams.observe.calls`), writes so many lines that it
 renders them itself and leaves them here, to be written together.
+
+Structlog is imported where it is used (PLC0415): with rich and asyncio, which it loads, it takes as
+long to load as most of the client, which seldom has a line to write.
 """
 
 import atexit
@@ -22,8 +25,6 @@ from contextlib import suppress
 from functools import partial
 from io import UnsupportedOperation
 from typing import Any, Final
-
-import structlog
 
 from streams.clock import steady
 from streams.forks import in_child
@@ -128,6 +129,8 @@ def settings(
 
     `levels` are those of loggers that have another than `level`.
     """
+    import structlog
+
     renderers = _json_lines() if as_json else _text_lines()
     levels = levels or {}
     return {
@@ -157,6 +160,8 @@ class _Naming:
         name = event.setdefault("logger", _room_of_caller())
         level = logging.getLevelNamesMapping()[event["level"].upper()]
         if level < self._levels.get(name, self._level):
+            import structlog
+
             raise structlog.DropEvent
         return event
 
@@ -348,10 +353,17 @@ def log_to_stderr(
 
     `levels` are those of loggers that have another than `level`.
     """
+    import structlog
+
     structlog.configure(
         **settings(level, as_json=as_json, levels=levels),
         logger_factory=lambda *_: _LINES,
     )
+    take_libraries()
+
+
+def take_libraries() -> None:
+    """Write what libraries log by `logging` as lines of this log."""
     logging.lastResort = _LIBRARIES
 
 
@@ -390,6 +402,8 @@ def _shortened(exception: str) -> str:
 
 
 def _json_lines() -> list[Any]:
+    import structlog
+
     return [_redact_values, structlog.processors.JSONRenderer()]
 
 
@@ -420,6 +434,8 @@ def _redacted_value(name: str, value: Any) -> Any:
 
 
 def _text_lines() -> list[Any]:
+    import structlog
+
     colors = sys.stderr is not None and sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer(
         colors=colors,
@@ -435,10 +451,21 @@ def _indent_exception(_: object, __: str, event: dict[str, Any]) -> dict[str, An
     return event
 
 
+_UNSHOWN: Final = ("debug", "info")  # unless the application has configured structlog
+
+
+def _write_nothing(event: str, **details: object) -> None:
+    """Log a line of a level that is not shown."""
+
+
 class _Log:
     """Looks up the configuration at each message: the application may configure structlog late."""
 
     def __getattr__(self, level: str) -> Any:
+        if level in _UNSHOWN and "structlog" not in sys.modules:  # so nobody has configured it
+            return _write_nothing
+        import structlog
+
         if structlog.is_configured():
             return getattr(structlog.get_logger(), level)
         return getattr(structlog.wrap_logger(_LINES, **settings(logging.WARNING)), level)

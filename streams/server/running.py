@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
+import structlog  # noqa: F401  # see `streams.logs`: the first line would hold up all clients
 import trio
 
 from streams import messages

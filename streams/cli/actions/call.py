@@ -4,7 +4,6 @@ Results go to standard output, everything else to standard error.
 """
 
 import io
-import logging
 import math
 import os
 import shlex
@@ -146,7 +145,7 @@ def bounded(act: Callable[[Client], Awaitable[int]]) -> Act:
 
 def run_dialing(act: Callable[[Dialer], Awaitable[int]], reach: Reach) -> int:
     """Like `run`, for an action that opens its connections itself."""
-    logs.log_to_stderr(logging.WARNING)
+    logs.take_libraries()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # some locales lack characters
     try:

@@ -1,6 +1,5 @@
 """The action of `calls`: polls all unfinished calls that were begun here."""
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -74,7 +73,7 @@ def forget(names: Iterable[str]) -> int:
 
 def run(*, timeout_s: float, as_json: bool, token_file: Path | None = None) -> int:
     """`mcp-streams calls`; `token_file` is for the calls that were begun without one."""
-    logs.log_to_stderr(logging.WARNING)
+    logs.take_libraries()
     try:
         book = Callbook.of_user()
         entries = book.entries()

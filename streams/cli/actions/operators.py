@@ -1,6 +1,5 @@
 """The actions of `ls`, `show`, `tail`, `stats`, and of `cancel` for operators."""
 
-import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -149,7 +148,7 @@ async def _ended(client: AdminClient) -> None:
 
 def _run(where: Where, action: Callable[[Source], Awaitable[int]]) -> int:
     """Run an action on the source that the user means; say what is wrong."""
-    logs.log_to_stderr(logging.WARNING)
+    logs.take_libraries()
 
     async def run() -> int:
         return await action(source_of(where))
