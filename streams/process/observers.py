@@ -11,7 +11,6 @@ from streams.admin.changes import Changes
 from streams.admin.endpoint import Route
 from streams.admin.gate import TokenGate
 from streams.admin.metrics import metrics_route
-from streams.admin.page.routes import LivePage
 from streams.engine.events import CALL_KINDS, Events
 from streams.observe.history import History
 from streams.observe.observer import renderer_of
@@ -57,6 +56,9 @@ class Observers:
         """The operator's page, with a task of `nursery` that keeps the recent past."""
         if self.history is None:
             return ()
+        # Imported here (PLC0415): only a server with --admin has the page.
+        from streams.admin.page.routes import LivePage  # noqa: PLC0415
+
         page = LivePage(registry, self.history, gate, Changes(registry, running.engine))
         self.events.listen(page.hear, CALL_KINDS)
         nursery.start_soon(self.history.run, registry.live)

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from streams.engine.hooks import Hooks
 from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
 from streams.journal.ownership import OwnerLock, check_files, socket_path
@@ -32,7 +33,6 @@ from streams.process.shutdown import DOWN, Shutdown, heeds_hangup
 from streams.process.succession import Standby, standing_by
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
-from streams.process.webhooks import open_webhooks
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from streams.server.storage import Keys, Place, import_client, open_storage
@@ -127,7 +127,7 @@ async def _serve(
     async with (
         standing_by(_file(options), options.standby_s, _addresses(options, sockets)) as standby,
         _open_journal(options, server.limits) as (journal, keys),
-        open_webhooks(options, journal) as hooks,
+        _open_webhooks(options, journal) as hooks,
         server.open(
             journal, keys.keyring, patience=patience, events=observers.events, hooks=hooks
         ) as running,
@@ -158,6 +158,19 @@ async def _serve(
                 notices.ready()
                 await _until_done(running, options, fds)
                 nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _open_webhooks(options: Options, journal: Journal) -> AsyncIterator[Hooks | None]:
+    """Send webhooks for the length of a block, if the options want any. Raises `CannotServe`."""
+    if not options.webhooks.are_on:
+        yield None
+        return
+    # Imported here (PLC0415): they need an HTTP client, which takes time to load.
+    from streams.process.webhooks import open_webhooks  # noqa: PLC0415
+
+    async with open_webhooks(options, journal) as hooks:
+        yield hooks
 
 
 def _warn_of_scopes(server: Servable, options: Options) -> None:

@@ -21,12 +21,9 @@ from transports.http.post import post
 
 
 @asynccontextmanager
-async def open_webhooks(options: Options, journal: Journal) -> AsyncIterator[Hooks | None]:
-    """Send webhooks for the length of a block, if the options want any. Raises `CannotServe`."""
+async def open_webhooks(options: Options, journal: Journal) -> AsyncIterator[Hooks]:
+    """Send webhooks for the length of a block. Raises `CannotServe`."""
     given = options.webhooks
-    if not given.are_on:
-        yield None
-        return
     try:
         receivers = Receivers(given.webhook_allow, is_private_allowed=given.webhook_private)
         for url in given.webhook:
