@@ -27,6 +27,7 @@ app: Final = cyclopts.App(
         "~/.config/mcp-streams/config.toml. The command line comes first, then variables."
     ),
     version=VERSION,
+    version_format="plaintext",  # Markdown takes time to load
     # Each option has a variable, which the epilogue describes once.
     default_parameter=Parameter(negative=(), show_env_var=False, show_default=_default_shown),
     result_action="return_value",
