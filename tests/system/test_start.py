@@ -11,7 +11,7 @@ LIMIT_S: Final = 60.0
 SERVER: Final = "from streams import Server\nserver = Server('s')\n"
 SERVE: Final = ("-m", "streams.cli", "serve", "app.py:server")
 
-# What only other commands or other options need.
+# Only other commands or other options need these.
 RARE: Final = {
     "coredis",
     "importlib.metadata",
