@@ -643,7 +643,7 @@ class Connection:
         self._ping_at = self.opened_at + PING_EVERY_S
         self._is_silent = False
         self._receipts = Receipts()
-        self.separation = Separation(channel)
+        self._separation: Separation | None = None  # not over HTTP
 
     @property
     def transport(self) -> str:
@@ -805,7 +805,7 @@ class Connection:
         """
         self._live_in(nursery)
         self._nursery = nursery
-        self.separation.begin(nursery)
+        self._separation = Separation(self.channel, nursery)
 
     def watch(self) -> None:
         """Watch from now on whether the peer lives."""
@@ -839,7 +839,9 @@ class Connection:
         try:
             if self._is_owing:
                 await self.has_work.wait()
-            if self.channel.unsent_bytes() == 0:  # the write will not wait for the peer
+            if not self.deliveries:  # no stream depends on how far its peer has read this
+                await self._send_replies()
+            elif self.channel.unsent_bytes() == 0:  # the write will not wait for the peer
                 await self._send_once()
         except trio.BrokenResourceError:
             return
@@ -869,6 +871,11 @@ class Connection:
     def _is_owing(self) -> bool:
         return bool(self.deliveries or self._outbox or self._notices or self._write)
 
+    def hurry(self) -> None:
+        """The server shuts down: see `Separation.hurry`."""
+        if self._separation is not None:
+            self._separation.hurry()
+
     def hang_up(self) -> None:
         """Close the connection."""
         self._is_hung_up = True
@@ -891,6 +898,13 @@ class Connection:
         self.has_work = trio.Event()
         while self._outbox or self.ready or self._notices:
             await self._send_once()
+
+    async def _send_replies(self) -> None:
+        """Send what is no part of a stream."""
+        if self._outbox:
+            self._has_written = True
+            await self.channel.send(*self._outbox)
+            self._outbox = []
 
     async def _send_once(self) -> None:
         await self._put(await self._prepare())
@@ -939,8 +953,8 @@ class Connection:
         until = delivery.stream.known_last if stop is None else stop
         if runs and runs[-1].last > until:
             runs = [run.until(until) for run in runs if run.seq <= until]
-        if runs and delivery.may_lose_progress:
-            runs = self.separation.hold(delivery, runs, is_last=runs[-1].last == stop)
+        if runs and delivery.may_lose_progress and self._separation is not None:
+            runs = self._separation.hold(delivery, runs, is_last=runs[-1].last == stop)
         if not delivery.is_open:
             self._open(delivery, runs, write)
         response = None
@@ -1060,7 +1074,8 @@ class Connection:
                 self._receipts.wrote(stream, delivery.number, seq)
                 self.watch()
             stream.notify()
-        self.separation.wrote(write.size)
+        if self._separation is not None:
+            self._separation.wrote(write.size)
         self._finish(write)
         if self._moved:
             self._moved.unpark_all()

@@ -538,7 +538,7 @@ class Engine:
     async def _end_connections(self) -> None:
         """Send what is there, and close all connections."""
         for connection in self._connections:
-            connection.separation.hurry()
+            connection.hurry()
         await self._wait_for_connections(DELIVER_S)
         for connection in self._connections:
             connection.release()
@@ -571,7 +571,7 @@ class Engine:
         """Wait until these have written all that is durable."""
         with trio.move_on_after(DELIVER_S):
             for connection in connections:
-                connection.separation.hurry()
+                connection.hurry()
                 await connection.caught_up()
 
     @property

@@ -137,9 +137,10 @@ class Separated(Protocol):
 class Separation:
     """Keeps responses out of the reads that bring the progress ahead of them, on one connection."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, nursery: trio.Nursery) -> None:
+        """Responses wait in tasks of `nursery`."""
         self._channel = channel
-        self._nursery: trio.Nursery | None = None
+        self._nursery = nursery
         self._written_bytes = 0
         self._gathered: list[Separated] = []  # what goes ahead of the response is not written yet
         self._held: list[Separated] = []  # it is written
@@ -148,17 +149,11 @@ class Separation:
         self._is_asking = False
         self._is_deaf = False  # the peer has not answered in time, and has not since
 
-    def begin(self, nursery: trio.Nursery) -> None:
-        """From here on responses may wait, in tasks of `nursery`."""
-        self._nursery = nursery
-
     def hold(self, delivery: Separated, runs: Sequence[Run], *, is_last: bool) -> Sequence[Run]:
         """The part of `runs` to write now: all, or all but the response.
 
         `is_last`: the response ends the runs.
         """
-        if self._nursery is None:
-            return runs
         ahead = runs
         if is_last:
             rest, _ = runs[-1].without_last()
@@ -177,9 +172,9 @@ class Separation:
         self._written_bytes += size
         self._held += self._gathered
         self._gathered.clear()
-        if self._held and not self._is_asking and self._nursery is not None:
+        if self._held and not self._is_asking:
             self._is_asking = True
-            self._nursery.start_soon(self._release, self._nursery)
+            self._nursery.start_soon(self._release)
 
     def hurry(self) -> None:
         """The server shuts down: no response waits longer than `HURRY_S` from here on."""
@@ -188,12 +183,12 @@ class Separation:
             deadline = trio.current_time() + HURRY_S
             self._patience.deadline = min(self._patience.deadline, deadline)
 
-    async def _release(self, nursery: trio.Nursery) -> None:
+    async def _release(self) -> None:
         while self._held:
             held, self._held = self._held, []
             if not self._is_deaf:
                 taken = trio.Event()
-                nursery.start_soon(self._ask, taken)
+                self._nursery.start_soon(self._ask, taken)
                 with trio.move_on_after(self._patience_s) as self._patience:
                     await taken.wait()
                 self._is_deaf = not taken.is_set()
