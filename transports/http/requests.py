@@ -47,12 +47,12 @@ _FIELD: Final = re.compile(
 )
 
 
-class Phase(enum.Enum):
+class Phase(enum.IntEnum):  # others are hashed in Python, and each wait looks one up
     """How far the next request has come."""
 
-    NOTHING = "nothing"
-    HEAD = "head"
-    BODY = "body"
+    NOTHING = 0
+    HEAD = 1
+    BODY = 2
 
 
 class Requests:
@@ -101,7 +101,10 @@ class Requests:
     @property
     def head(self) -> Head | None:
         """The head of a request whose body is incomplete."""
-        return Head(*self._told) if self.phase is Phase.BODY else None
+        if self.phase is not Phase.BODY:
+            return None
+        method, target, headers = self._told
+        return Head(method, _path_of(target), headers)
 
     def limit_body(self, bytes_max: int) -> None:
         """Limit the body of this request to so many bytes. Raises `HttpError`."""
@@ -241,7 +244,9 @@ class Requests:
         body = bytes(self._body)
         if len(body) > self._limit and len(body.rstrip(b"\r\n")) > self._limit:
             raise self._too_large()
-        request = Request(*self._told, body, query=self._target.partition("?")[2])
+        method, target, headers = self._told
+        query = target.partition("?")[2]
+        request = Request(method, _path_of(target), headers, body, query=query)
         self._is_alone = not self._is_chunked or "close" in _listed(self._fields, "connection")
         self._plain = self._h11 = self._head = None
         self._fed_bytes = 0
@@ -251,19 +256,12 @@ class Requests:
 
     @property
     def _told(self) -> tuple[str, str, Mapping[str, str]]:
-        """Method, path and headers of a head."""
+        """Method, target and headers of a head."""
         if self._plain is not None:
-            return self._plain.method, _path_of(self._plain.target), self._plain.headers
+            return self._plain.method, self._plain.target, self._plain.headers
         assert self._head is not None
         headers = {name: ", ".join(values) for name, values in self._fields.items()}
-        return self._head.method.decode(), _path_of(self._target), headers
-
-    @property
-    def _target(self) -> str:
-        if self._plain is not None:
-            return self._plain.target
-        assert self._head is not None
-        return self._head.target.decode()
+        return self._head.method.decode(), self._head.target.decode(), headers
 
     @property
     def cors(self) -> Headers:
