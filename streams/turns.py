@@ -104,11 +104,11 @@ class LargeWork:
         self._newest, self._newest_at = "", -math.inf
         self._other_at = -math.inf
 
-    def note(self, principal: str) -> None:
+    def note(self, principal: str, now: float) -> None:
         """Take note that this principal sent a message that is not large."""
         if principal != self._newest:
             self._newest, self._other_at = principal, self._newest_at
-        self._newest_at = trio.current_time()
+        self._newest_at = now
 
     async def do(self, principal: str, work: Callable[[], _T]) -> _T:
         """Run `work` for this principal when it is its turn; return or raise as `work` does."""

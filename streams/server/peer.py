@@ -222,7 +222,7 @@ class Peer:
 
     async def _parse(self, line: bytes) -> Message:
         if len(line) < LARGE_BYTES:
-            self._large.note(self.session.principal)
+            self._large.note(self.session.principal, trio.current_time())
             return messages.parse(line)
         return await self._work(line, partial(messages.parse_bounded, line))
 

@@ -125,14 +125,14 @@ async def test_between_two_pieces_of_large_work_is_a_pause_while_others_are_acti
         mock_clock.jump(took)
         ended.append(trio.current_time())
 
-    large.note("somebody else")
+    large.note("somebody else", trio.current_time())
     async with trio.open_nursery() as nursery:
         for principal in ("a", "b"):
             nursery.start_soon(large.do, principal, work)
         await trio.testing.wait_all_tasks_blocked()
         assert len(ended) == 1  # at once
         mock_clock.jump(pause_after(took) - 0.9)
-        large.note("somebody else")
+        large.note("somebody else", trio.current_time())
         await trio.testing.wait_all_tasks_blocked()
         assert len(ended) == 1
         mock_clock.jump(1.0)
@@ -152,9 +152,9 @@ def test_the_longer_a_piece_of_large_work_the_smaller_its_share(
 async def test_no_pause_is_longer_than_its_limit(mock_clock: MockClock) -> None:
     large = LargeWork(trio.current_time)
     await large.do("a", lambda: mock_clock.jump(60))
-    large.note("somebody else")
+    large.note("somebody else", trio.current_time())
     mock_clock.jump(PAUSE_S_MAX)
-    large.note("somebody else")
+    large.note("somebody else", trio.current_time())
     with trio.fail_after(0.5):
         await large.do("a", lambda: None)
 
@@ -165,11 +165,11 @@ async def test_large_work_of_one_principal_alone_has_no_pauses(
 ) -> None:
     large = LargeWork(trio.current_time)
     if since:
-        large.note("somebody else")
+        large.note("somebody else", trio.current_time())
         mock_clock.jump(since)
     began = trio.current_time()
     for _ in range(5):
-        large.note("a")  # its small messages are no other's
+        large.note("a", trio.current_time())  # its small messages are no other's
         await large.do("a", lambda: mock_clock.jump(0.1))
     assert trio.current_time() - began == pytest.approx(0.5)
 
@@ -183,7 +183,7 @@ async def test_a_failure_of_large_work_is_the_callers_and_is_paid_for(
         mock_clock.jump(PIECE_S)
         raise ValueError("no JSON")
 
-    large.note("somebody else")
+    large.note("somebody else", trio.current_time())
     with pytest.raises(ValueError, match="no JSON"):
         await large.do("a", fail)
     began = trio.current_time()

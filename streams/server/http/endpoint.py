@@ -86,6 +86,7 @@ class HttpEndpoint:
         self._running = running
         self._metadata_url = metadata_url
         self._engine = running.engine
+        self._large = large_work()
         self._path = path
         self._methods = {"POST": self._post, "GET": self._get, "DELETE": self._delete}
 
@@ -100,7 +101,6 @@ class HttpEndpoint:
         """The `Screen` of this endpoint: refuses what can be refused without the body."""
         self._route(request)
         if request.method == "POST":
-            _check_media(request)
             _accepted(request)
         elif request.method == "GET":
             _check_events(request)
@@ -113,7 +113,8 @@ class HttpEndpoint:
     async def _answer(self, request: Request, responder: Responder, asked_at: float) -> None:
         try:
             method = self._route(request)
-            await self._fetch_session(request, responder, asked_at)
+            if self._engine.sessions.is_shared:
+                await self._fetch_session(request, responder, asked_at)
             await method(request, responder, asked_at)
         except HttpError as error:
             request_id = await self._work(request, partial(messages.salvage_id, request.body))
@@ -173,7 +174,6 @@ class HttpEndpoint:
     # POST
 
     async def _post(self, request: Request, responder: Responder, asked_at: float) -> None:
-        _check_media(request)
         accepted = _accepted(request)
         message = await self._parse(request)
         is_request = message.kind is Kind.REQUEST
@@ -184,7 +184,7 @@ class HttpEndpoint:
         self._check_revision(revision)
         session = self._session(request)
         if len(request.body) < LARGE_BYTES:
-            large_work().note(session.principal)
+            self._large.note(session.principal, asked_at)
         if is_request:
             self._check_rate(session.principal)
         peer = self._running.peer(session, request.caller)
@@ -211,7 +211,9 @@ class HttpEndpoint:
             await responder.respond(400, content(JSON), line)
 
     async def _parse(self, request: Request) -> Message:
-        if len(request.body) >= LARGE_BYTES and _may_have_session(request):
+        if len(request.body) < LARGE_BYTES:
+            return _parse(request.body)
+        if _may_have_session(request):
             self._session(request)  # a large body is parsed only for a valid session
         return await self._work(request, partial(_parse, request.body))
 
@@ -223,7 +225,7 @@ class HttpEndpoint:
         if _may_have_session(request):
             with suppress(HttpError):
                 principal = self._session(request).principal
-        return await large_work().do(principal, work)
+        return await self._large.do(principal, work)
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
@@ -456,13 +458,8 @@ def _may_have_session(request: Request) -> bool:
     return SESSION in request.headers and (revision is None or revision in REVISIONS)
 
 
-def _check_media(request: Request) -> None:
-    if _media_type(request.headers.get("content-type", "")) != JSON:
-        raise HttpError(415, f"Send the message as {JSON}.")
-
-
 def _check_events(request: Request) -> None:
-    if EVENTS not in _acceptable(request):
+    if EVENTS not in _named(request.headers.get("accept", "*/*")):
         raise HttpError(406, f"Accept {EVENTS}: a GET has no other response.")
 
 
@@ -477,13 +474,8 @@ def _media_type(value: str) -> str:
     return value.partition(";")[0].strip().lower()
 
 
-def _acceptable(request: Request) -> Set[str]:
-    """The media types that the client accepts. Without `Accept`, and with */*: those of MCP."""
-    return _named(request.headers.get("accept", "*/*"))
-
-
-@lru_cache(maxsize=64)  # a client sends the same header with each request
 def _named(accept: str) -> Set[str]:
+    """The media types of an `Accept`. With */* those of MCP."""
     named = {_media_type(each) for each in accept.split(",")}
     if "*/*" in named:
         named |= {JSON, EVENTS}
@@ -491,10 +483,17 @@ def _named(accept: str) -> Set[str]:
 
 
 def _accepted(request: Request) -> str:
-    """The best media type for a delivery among those that the client accepts."""
-    acceptable = _acceptable(request)
+    """The best media type for a delivery among those that the client of a POST accepts."""
+    headers = request.headers
+    return _best(headers.get("content-type", ""), headers.get("accept", "*/*"))
+
+
+@lru_cache(maxsize=64)  # a client sends the same headers with each request
+def _best(sent: str, accept: str) -> str:
+    if _media_type(sent) != JSON:
+        raise HttpError(415, f"Send the message as {JSON}.")
     for media_type in (LINES, EVENTS, JSON):
-        if media_type in acceptable:
+        if media_type in _named(accept):
             return media_type
     raise HttpError(406, f"Accept {JSON} and {EVENTS}.")
 
