@@ -49,7 +49,7 @@ def new_stream_id(now: float) -> str:
     of it make a commit write a page for each new stream. The first bit is 0, so no id begins with a
     dash.
     """
-    random = int.from_bytes(secrets.token_bytes(_KEY_BYTES)) % 2**_ID_RANDOM_BITS
+    random = int.from_bytes(os.urandom(_KEY_BYTES)) % 2**_ID_RANDOM_BITS
     drawn = (int(now) % 2**_ID_TIME_BITS) << _ID_RANDOM_BITS | random
     return base64.urlsafe_b64encode(drawn.to_bytes(_KEY_BYTES))[:-1].decode()
 

@@ -14,6 +14,7 @@ journal or lets it expire.
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -488,24 +489,21 @@ class Cache:
 
         Raises `Refusal` where no stream can be chosen.
         """
-        try:
+        if not self._has_others:
+            return [s for s in self._streams.make_room(principal) if isinstance(s, Stream)]
+        with suppress(Refusal):
             return await self._make_room(principal)
-        except Refusal:
-            if not self._has_others:
-                raise
         # The journal may lack the newest acks, which make streams unwanted.
         await self._committer.settled()
         return await self._make_room(principal)
 
     async def _make_room(self, principal: str) -> list[Stream]:
-        elsewhere = Elsewhere()
-        if self._has_others:
-            elsewhere.wanted = await self._wanted_about(principal)
-            if self._streams.is_full(principal, elsewhere):
-                elsewhere.wanted = await self._count_wanted(principal)
-            if self._streams.is_full(principal, elsewhere):
-                elsewhere.read = await self._oldest_read(principal)
-                elsewhere.unwanted = await self._oldest_unwanted()
+        elsewhere = Elsewhere(wanted=await self._wanted_about(principal))
+        if self._streams.is_full(principal, elsewhere):
+            elsewhere.wanted = await self._count_wanted(principal)
+        if self._streams.is_full(principal, elsewhere):
+            elsewhere.read = await self._oldest_read(principal)
+            elsewhere.unwanted = await self._oldest_unwanted()
         if not (chosen := self._streams.make_room(principal, elsewhere)):
             return []
         found = [s if isinstance(s, Stream) else await self.find(s.stream) for s in chosen]

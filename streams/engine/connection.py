@@ -85,7 +85,7 @@ class Session:
         self.client: ClientInfo | None = None  # None before `initialize`
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
-        self.deliveries: dict[Delivery, None] = {}
+        self.deliveries: dict[Delivery, tuple[RequestId, ...]] = {}  # with the ids that each takes
         # Calls that have not begun, because their arguments are still being checked.
         self.checking: dict[RequestId, trio.CancelScope] = {}
         self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
@@ -188,6 +188,8 @@ class Session:
         A client that was cut off may use the same id again before the server has noticed the cut.
         So deliveries over dead connections are dropped first.
         """
+        if request_id not in self._taken and request_id not in self.checking:
+            return False
         if not self._is_taken_now(request_id, besides):
             return False
         for delivery in list(self.deliveries):
@@ -201,9 +203,7 @@ class Session:
         if request_id not in self._taken:
             return False
         displaced = None if besides is None else besides.delivery
-        own: tuple[RequestId, ...] = ()
-        if isinstance(displaced, Delivery) and displaced in self.deliveries:
-            own = displaced.taken_ids
+        own = self.deliveries.get(displaced, ()) if isinstance(displaced, Delivery) else ()
         return self._taken[request_id] > (request_id in own)
 
     def responses_to(self, request_id: RequestId) -> Sequence[tuple[str, str]]:
@@ -216,17 +216,16 @@ class Session:
 
     def attach(self, delivery: "Delivery") -> None:
         """Enter a delivery to this client."""
-        self.deliveries[delivery] = None
-        for each in delivery.taken_ids:
+        self.deliveries[delivery] = taken = delivery.taken_ids
+        for each in taken:
             self._taken[each] = self._taken.get(each, 0) + 1
 
     def detach(self, delivery: "Delivery") -> None:
         """Remove a delivery. Does nothing where it was removed before."""
-        if self.deliveries.pop(delivery, delivery) is None:
-            for each in delivery.taken_ids:
-                self._taken[each] -= 1
-                if not self._taken[each]:
-                    del self._taken[each]
+        for each in self.deliveries.pop(delivery, ()):
+            self._taken[each] -= 1
+            if not self._taken[each]:
+                del self._taken[each]
 
 
 def _nothing() -> None:
@@ -354,7 +353,7 @@ class Delivery:
         self.start = after if granted is None else granted.start
         self.number = 0
         self.asked_at = connection.asked_at
-        self.waited_s = trio.current_time() - connection.asked_at
+        self.waited_s = trio.current_time() - self.asked_at
         self.attached_at = wall() - self.waited_s
         self.position = self.after = after
         self.backlog = 0  # messages that were there when it was attached

@@ -251,11 +251,11 @@ class Stream:
             origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
-        self.is_anonymous = not authenticated(record.principal)
+        owner = authenticated(record.principal)
+        self.is_anonymous = not owner
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
         # Its page tokens are bound to this call and its caller. Without authentication they are
         # bound to the call alone: then any caller that has such a token may use it.
-        owner = authenticated(record.principal)
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # a client has asked for the page that follows this seq
         self._progress_token: ProgressToken | None = None
