@@ -116,7 +116,7 @@ def file_part(disk_bytes: int) -> int:
     return disk_bytes - disk_bytes // WAL_PART
 
 
-# A disk that has room is not asked again for so long: the reserve is not used up in that time.
+# Where there is room nothing is looked at again for so long: the reserve is not used up in it.
 ROOM_S: Final = 0.01
 
 
@@ -151,17 +151,18 @@ class Room:
         It runs no SQL then: that takes three times as long, and longer still while another thread
         commits.
         """
+        if (now := steady()) < self._look_again_at:
+            return None
         shortage = self._on_disk(reader) or self._in_file(reader)
         self._is_short = shortage is not None
+        if shortage is None:
+            self._look_again_at = now + ROOM_S
         return shortage
 
     def _on_disk(self, reader: sqlite3.Connection) -> Shortage | None:
-        if (now := steady()) < self._look_again_at:
-            return None
         disk = os.statvfs(self._folder)
         free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         if free >= _reserve(whole, was_short=self._is_short):
-            self._look_again_at = now + ROOM_S
             return None
         free += self._unused(reader)
         return shortage_of(free, whole, "are free on its disk", was_short=self._is_short)
