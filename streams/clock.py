@@ -14,7 +14,8 @@ def wall() -> float:
 
 def utc(at: float) -> str:
     """A time of `wall`, as ISO 8601 with milliseconds, in UTC."""
-    return _utc(int(at * 1000))
+    whole, ms = divmod(int(at * 1000), 1000)
+    return f"{_utc(whole)}.{ms:03d}Z"
 
 
 def lasting(seconds: float) -> str:
@@ -28,10 +29,9 @@ def lasting(seconds: float) -> str:
     return " ".join(found[:2])
 
 
-@lru_cache(maxsize=2)  # a log writes many lines in the same millisecond
-def _utc(at_ms: int) -> str:
-    whole, ms = divmod(at_ms, 1000)
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{ms:03d}Z"
+@lru_cache(maxsize=2)  # a log writes many lines in the same second
+def _utc(whole: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
 
 
 def steady() -> float:
