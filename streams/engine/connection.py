@@ -596,6 +596,40 @@ class _Write:
 class Connection:
     """Sends everything to one peer. Either `run` it, or `respond` once."""
 
+    __slots__ = (
+        "_asked_at",
+        "_framing_given",
+        "_has_written",
+        "_is_attended",
+        "_is_hung_up",
+        "_is_silent",
+        "_is_watched",
+        "_journal",
+        "_moved",
+        "_notices",
+        "_nursery",
+        "_outbox",
+        "_outbox_bytes",
+        "_ping_at",
+        "_prompt_bytes",
+        "_reader",
+        "_receipts",
+        "_scope",
+        "_seen_at",
+        "_separation",
+        "_write",
+        "channel",
+        "deliveries",
+        "event_ids",
+        "events",
+        "has_work",
+        "is_response",
+        "number",
+        "opened_at",
+        "ready",
+        "session",
+    )
+
     def __init__(
         self,
         channel: Channel,
@@ -637,8 +671,8 @@ class Connection:
         self._is_watched = False
         self._is_hung_up = False
         self._has_written = False
-        self._seen_at = self.opened_at = trio.current_time()
-        self._asked_at = asked_at or self.opened_at
+        self.opened_at = trio.current_time() if asked_at is None else asked_at
+        self._seen_at = self._asked_at = self.opened_at
         self._ping_at = self.opened_at + PING_EVERY_S
         self._is_silent = False
         self._receipts = Receipts()
