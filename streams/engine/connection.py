@@ -387,7 +387,9 @@ class Delivery:
     @property
     def taken_ids(self) -> tuple[RequestId, ...]:
         """The request ids that no new request may have until this delivery is over, each once."""
-        waiting, first = self.waiting_id, self.stream.request_id
+        waiting, first = self.reply_id, self.stream.request_id
+        if waiting is None:
+            return (first,)
         if self.replays and not self.reader.confirms and first != waiting:
             return waiting, first
         return (waiting,)
@@ -597,6 +599,7 @@ class Connection:
     """Sends everything to one peer. Either `run` it, or `respond` once."""
 
     __slots__ = (
+        "__weakref__",
         "_asked_at",
         "_framing_given",
         "_has_written",
@@ -661,7 +664,7 @@ class Connection:
         self._journal = journal
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
-        self._moved = trio.lowlevel.ParkingLot()  # tasks that wait for a write to be out
+        self._moved: trio.Event | None = None  # while a task waits for a write to be out
         self._write: _Write | None = None  # the one that is being gathered or written
         self._prompt_bytes = 0  # of the last writes that took no longer than `PROMPT_S`
         self._scope: trio.CancelScope | None = None
@@ -752,8 +755,9 @@ class Connection:
         self.session.detach(delivery)
         self.ready.pop(delivery, None)
         self.has_work.set()  # `respond` ends when nothing is owed any more
-        if self._moved:
-            self._moved.unpark_all()
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
 
     def stir(self) -> None:
         """There may be something to send."""
@@ -792,7 +796,13 @@ class Connection:
     async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""
         while not self._has_room:
-            await self._moved.park()
+            await self._move()
+
+    async def _move(self) -> None:
+        """Wait until a write is out, or a delivery is over."""
+        if self._moved is None:
+            self._moved = trio.Event()
+        await self._moved.wait()
 
     @property
     def _has_room(self) -> bool:
@@ -804,7 +814,7 @@ class Connection:
             if not self.channel.is_writable():
                 return
             with trio.move_on_after(LOOK_EVERY_S):
-                await self._moved.park()
+                await self._move()
 
     async def caught_up(self) -> None:
         """Wait until all that is durable is written, or the peer can read no more."""
@@ -812,7 +822,7 @@ class Connection:
             if not self.channel.is_writable():
                 return
             with trio.move_on_after(LOOK_OFTEN_S):
-                await self._moved.park()
+                await self._move()
 
     @property
     def _is_behind(self) -> bool:
@@ -1110,8 +1120,9 @@ class Connection:
         if self._separation is not None:
             self._separation.wrote(write.size)
         self._finish(write)
-        if self._moved:
-            self._moved.unpark_all()
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
 
     def _finish(self, write: _Write) -> None:
         for delivery in write.finished:

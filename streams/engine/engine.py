@@ -141,7 +141,7 @@ class Engine:
         self.ended = trio.Event()  # set once `shut_down` is over
         self._is_moving = False  # clients are sent to other replicas
         self._running = 0  # handlers
-        self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
+        self._stirred: trio.Event | None = None  # while a task waits in `_stirring`
         self._nursery: trio.Nursery
 
     async def use_new_keys(self) -> None:
@@ -413,8 +413,15 @@ class Engine:
                 await connection.channel.aclose()
 
     def _stir(self) -> None:
-        if self._stirred:  # for each call three times, and nearly always in vain
-            self._stirred.unpark_all()
+        if self._stirred is not None:  # for each call three times, and nearly always in vain
+            self._stirred.set()
+            self._stirred = None
+
+    async def _stirring(self) -> None:
+        """Wait until a handler or a connection begins or ends."""
+        if self._stirred is None:
+            self._stirred = trio.Event()
+        await self._stirred.wait()
 
     async def _watch_young(self) -> None:
         """Watch each connection from the age of `YOUNG_S` on, for ever."""
@@ -444,10 +451,10 @@ class Engine:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""
         while True:
             if self._connections or self._running:
-                await self._stirred.park()
+                await self._stirring()
                 continue
             with trio.move_on_after(linger_s):
-                await self._stirred.park()
+                await self._stirring()
                 continue
             return
 
@@ -504,7 +511,7 @@ class Engine:
             with trio.move_on_after(SETTLE_S):
                 await self.departure.settled()
             while any(map(self._streams.ends_with_process, self._streams.index)):
-                await self._stirred.park()
+                await self._stirring()
         await self.shut_down()
 
     def _send_away_idle(self) -> None:
@@ -532,7 +539,7 @@ class Engine:
             await self._hand_over(self._replicas)
         with trio.move_on_after(CLOSE_S):
             while self._connections:
-                await self._stirred.park()
+                await self._stirring()
         self.ended.set()
 
     async def _end_connections(self) -> None:

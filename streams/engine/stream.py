@@ -902,7 +902,10 @@ class Stream:
         """Detach a delivery; nothing changes where another one has taken its place."""
         if self.delivery is delivery:
             self.delivery = None
-            self._leave(self.state.detach)
+            if self.is_deferred and self.state.is_ended:
+                self._on_settled(self)  # nothing is kept of it, so it needs no clock
+            else:
+                self._leave(self.state.detach)
             self.notify()
 
     def displace(self) -> Follower | None:
