@@ -189,9 +189,11 @@ class Committer:
         session, which needs little room and may bring acks that make room.
         """
         shortage = self._journal.shortage
-        if shortage is None and principal is not None and not authenticated(principal):
+        if shortage is None and principal is not None:
             shortage = self._journal.anonymous_shortage
-            if shortage is not None:
+            if shortage is not None and authenticated(principal):
+                shortage = None
+            elif shortage is not None:
                 self._look_again_soon()
                 raise refusal("too_many_bytes", limit=shortage.limit).saying(
                     "Too much waits for all callers without authentication together: resume or "

@@ -10,7 +10,7 @@ id, and errors that become replies.
 """
 
 from collections.abc import Awaitable, Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -158,6 +158,7 @@ class Peer:
         self._caller = caller
         self._connection: Connection | None = None  # None over HTTP
         self._guests = guests
+        self._guest_known: Guest | None = None
         self._engine = engine
         self._large: LargeWork  # for the messages of the connection
         self._tasks: trio.Nursery | None = None  # of the connection; None over HTTP
@@ -298,9 +299,12 @@ class Peer:
             answer = await self._guest.request(self._received(message, line))
         return messages.result(request_id, answer)
 
-    @cached_property
+    @property
     def _guest(self) -> Guest:
-        return self._guests.of(self.session)
+        # Not a `cached_property`, which has a lock until Python 3.12.
+        if self._guest_known is None:
+            self._guest_known = self._guests.of(self.session)
+        return self._guest_known
 
     def _kept_caller(self) -> bytes:
         return self.caller().kept()
@@ -336,7 +340,7 @@ class Peer:
             client_info=params.client_info,
             capabilities=extension.without_ours(params.capabilities),
         )
-        self._guest = await self._guests.open(session, info)
+        self._guest_known = await self._guests.open(session, info)
         hello = dict(self._guest.hello)
         session.settings, session.capabilities = settings, capabilities
         session.revision = _spoken(hello.get("protocolVersion", info.revision))
@@ -388,7 +392,8 @@ class Peer:
             mark=mark,
             origin=origin,
         )
-        stream.progress_token = run.progress_token
+        if run.progress_token is not None:
+            stream.progress_token = run.progress_token
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         read = partial(self._read_call, message, line, connection.channel.scopes)

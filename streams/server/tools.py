@@ -210,9 +210,9 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     def check_scopes(self, granted: Scopes) -> None:
         """Raise `InsufficientScope` unless all scopes of the tool were granted."""
-        if granted is not None and (
-            missing := [each for each in self.scopes if each not in granted]
-        ):
+        if granted is None or not self.scopes:
+            return
+        if missing := [each for each in self.scopes if each not in granted]:
             raise InsufficientScope(self.name, self.scopes, missing)
 
     def is_costly(self, arguments: msgspec.Raw) -> bool:
