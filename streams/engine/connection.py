@@ -598,6 +598,7 @@ class _Write:
 class Connection:
     """Sends everything to one peer. Either `run` it, or `respond` once."""
 
+    # Over HTTP each request has one. Beyond 30 attributes Python makes each a table of its own.
     __slots__ = (
         "__weakref__",
         "_asked_at",
