@@ -28,11 +28,12 @@ from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
 from streams.engine.replicas import Replicas
 from streams.engine.sessions import HttpSession
+from streams.engine.slots import Slots
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
 from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
 from streams.exchange import Channel, ResponseChannel
-from streams.faults import let_pass, log_failure
+from streams.faults import is_failure, let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record, Restart
@@ -143,6 +144,7 @@ class Engine:
         self._running = 0  # handlers
         self._stirred: trio.Event | None = None  # while a task waits in `_stirring`
         self._nursery: trio.Nursery
+        self._slots: Slots  # for handlers
 
     async def use_new_keys(self) -> None:
         """The keyring has other keys now. Tokens of running calls are made with these."""
@@ -240,8 +242,7 @@ class Engine:
 
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
-        # With a name given, trio need not make one.
-        self._nursery.start_soon(self._run, stream, handler, name="a call")
+        stream.scope = self._slots.start(partial(self._run, stream, handler))
 
     @property
     def is_draining(self) -> bool:
@@ -278,18 +279,30 @@ class Engine:
         failure: Refusal | None = None
         if (enter := self.events.enter_handler) is not None:
             enter(stream)
-        # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
-            with stream.scope:
-                if stream.mark is not None and not stream.is_deferred:
-                    await stream.recorded()  # else a retry after a crash would run the tool twice
-                await trio.lowlevel.checkpoint_if_cancelled()  # by the client, before it began
-                final = await handler(stream)
+            if stream.mark is not None and not stream.is_deferred:
+                await stream.recorded()  # else a retry after a crash would run the tool twice
+            await trio.lowlevel.checkpoint_if_cancelled()  # by the client, before it began
+            final = await handler(stream)
         except Refusal as refused:
             failure = refused
         except BaseException as error:
-            await let_pass(error)
-            log_failure("a handler failed", error, stream=stream.id[:STREAM_LETTERS])
+            if is_failure(error):
+                log_failure("a handler failed", error, stream=stream.id[:STREAM_LETTERS])
+            try:
+                await let_pass(error)
+            except trio.Cancelled:
+                assert stream.scope is not None
+                if stream.scope.cancel_called:
+                    self._ran(stream, None, None)
+                raise
+        self._ran(stream, final, failure)
+
+    def _ran(
+        self, stream: Stream, final: tuple[bytes, bool] | None, failure: Refusal | None
+    ) -> None:
+        """The handler of a stream has ended."""
+        stream.scope = None
         if stream.state.outcome is Outcome.LIVE and not (final is None and stream.is_suspended):
             if final is None:
                 stream.fail(failure or Refusal(INTERNAL_ERROR, "The server failed: see its log."))
@@ -462,7 +475,7 @@ class Engine:
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Take over the streams of the journal, restart their calls, and start all tasks."""
-        self._nursery = nursery
+        self._nursery, self._slots = nursery, Slots(nursery)
         for stream in await self._streams.take_over():
             self.go_on(stream)
         nursery.start_soon(self._committer.run_until_stopped)

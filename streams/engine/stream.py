@@ -292,7 +292,7 @@ class Stream:
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
         # `is_evicted`, a later load makes another object of the same stream.
         self.was_evicted = self.is_evicted = False
-        self.scope = trio.CancelScope()  # around the handler
+        self.scope: trio.CancelScope | None = None  # around the handler, while that runs
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
         self._answers, self._on_stored, self._on_settled = answers, on_stored, on_settled
@@ -615,6 +615,11 @@ class Stream:
             raise
 
     # For the engine
+
+    def end_handler(self) -> None:
+        """Cancel the handler, if it runs."""
+        if self.scope is not None:
+            self.scope.cancel()
 
     def finish(self, line: bytes, *, is_error: bool) -> None:
         """Send a result as the final response; `is_error` where it says `isError`."""

@@ -170,7 +170,7 @@ class Streams:
         is_live = stream.state.outcome is Outcome.LIVE
         if self.events.is_heard and is_live and not was_released:
             self.events.tell(CallReleased(stream))
-        stream.scope.cancel()
+        stream.end_handler()
         self.index.remove(stream)
         self._deferred.pop(stream, None)
         self._due.pop(stream, None)
@@ -322,7 +322,7 @@ class Streams:
         if self.events.is_heard:
             self.events.tell(CallInterrupted(stream))
         stream.fail(refusal("interrupted"))
-        stream.scope.cancel()
+        stream.end_handler()
         self.cache.used(stream)
 
     def suspend(self, stream: Stream) -> None:
@@ -335,7 +335,7 @@ class Streams:
             stream.store()
             stream.tell_questions()
             stream.rerun.suspend(stream.state.last)
-            stream.scope.cancel()
+            stream.end_handler()
 
     @staticmethod
     def ends_with_process(stream: Stream) -> bool:
@@ -397,7 +397,7 @@ class Streams:
         if self.events.is_heard and stream.state.is_ended and not stream.state.is_drained:
             self.events.tell(ResultAbandoned(stream))
         self._committer.add(stream.close(event))
-        stream.scope.cancel()
+        stream.end_handler()
         self.index.retire(stream)
         delivery = stream.delivery
         if delivery is None:
@@ -413,7 +413,7 @@ class Streams:
         if isinstance(stream, FollowedStream):
             stream.stop(is_dropped=True)
             return
-        stream.scope.cancel()
+        stream.end_handler()
         self._forget(stream)
         if stream.delivery is not None:
             stream.delivery.drop()
