@@ -293,7 +293,7 @@ class Engine:
                 await let_pass(error)
             except trio.Cancelled:
                 assert stream.scope is not None
-                if stream.scope.cancel_called:
+                if stream.scope.cancel_called:  # the call was cancelled, and not the engine
                     self._ran(stream, None, None)
                 raise
         self._ran(stream, final, failure)
