@@ -9,7 +9,7 @@ from streams.engine.slots import SLOTS_MAX, Slots
 
 
 class Ran:
-    """What has run, one after the other in one slot."""
+    """The handlers that ran in one slot, one after the other."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.slots = Slots(nursery)
