@@ -990,6 +990,8 @@ class Connection:
 
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
         state = delivery.stream.state
+        if delivery.is_held or not delivery.may_open:
+            return  # it is woken when that changes
         runs = await self._read_runs(delivery, share)
         if delivery.is_over or delivery.is_held or not delivery.may_open:
             return

@@ -419,16 +419,16 @@ class Replicas:
         """See `Home.left`."""
         stream.seen_at = trio.current_time()
 
-    async def _refresh(self, stream_id: str) -> None:
+    async def _refresh(self, stream_id: str, *, is_followed: bool) -> None:
         """A followed stream may have changed."""
         stream = self._followed.get(stream_id)
         if stream is None:
             return
         stream.refreshed_at = trio.current_time()
-        follow = partial(self._journal.follow, stream_id)
-        record = await patiently(follow)
+        look_up = self._journal.find if is_followed else self._journal.follow
+        record = await patiently(partial(look_up, stream_id))
         if record is None and await self.has_waited():
-            record = await patiently(follow)
+            record = await patiently(partial(self._journal.follow, stream_id))
         if self._followed.get(stream_id) is not stream:
             return
         if record is None:
@@ -486,7 +486,7 @@ class Replicas:
             self.doubt()
         for stream_id in changed:
             if (stream := self._followed.get(stream_id)) is not None:
-                self._refresh_soon(stream)
+                self._refresh_soon(stream, is_followed=not news.is_all)
 
     def _tell_again(self) -> None:
         """The store may have lost posts."""
@@ -497,15 +497,16 @@ class Replicas:
             if each.is_ours:
                 self.outbox.broadcast(each.cancelled)
 
-    def _refresh_soon(self, stream: FollowedStream) -> None:
+    def _refresh_soon(self, stream: FollowedStream, *, is_followed: bool = False) -> None:
+        """Read the record soon. `is_followed`: the store has just sent news of it."""
         if not stream.is_refreshing:
             stream.is_refreshing = True
-            self._nursery.start_soon(self._refresh_once, stream)
+            self._nursery.start_soon(self._refresh_once, stream, is_followed)
 
-    async def _refresh_once(self, stream: FollowedStream) -> None:
+    async def _refresh_once(self, stream: FollowedStream, is_followed: bool) -> None:
         await trio.lowlevel.checkpoint()
         stream.is_refreshing = False  # what changes from now on needs another look
-        await self._refresh(stream.id)
+        await self._refresh(stream.id, is_followed=is_followed)
 
     def _receive(self, post: Post) -> None:
         if post.stream in self._adopting:
