@@ -131,8 +131,8 @@ class Course:
                             await self._run_cluster(setting, list(faults))
             nursery.cancel_scope.cancel()
 
-    async def _run_cluster(self, setting: tuple[bool, int], faults: list[Fault]) -> None:
-        with_copy, replicas_acked = setting
+    async def _run_cluster(self, setting: tuple[bool, bool, int], faults: list[Fault]) -> None:
+        with_copy, with_cables, replicas_acked = setting
         settings = self._settings
         folder = self._folder / f"cluster-{len(self._books) + 1}"
         plan = Plan(
@@ -141,6 +141,7 @@ class Course:
             replicas=settings.replicas,
             lease_s=settings.lease_s,
             with_copy=with_copy,
+            with_cables=with_cables,
             replicas_acked=replicas_acked,
         )
         self.doing = "starting"
@@ -211,8 +212,8 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def _setting_of(fault: Fault) -> tuple[bool, int]:
-    return fault.with_copy, fault.replicas_acked
+def _setting_of(fault: Fault) -> tuple[bool, bool, int]:
+    return fault.with_copy, fault.cuts, fault.replicas_acked
 
 
 def _is_kept(row: Row) -> bool:

@@ -1,8 +1,9 @@
 """A store, replicas of a server on it, and a balancer in front of them.
 
-Each replica reaches the store through a proxy of its own (`Cables`), which can part them. The
-proxies also are what a sentinel is elsewhere: they lead to the primary of the moment. A copy of the
-store follows the primary through one more proxy, so that it can be made to fall behind.
+For faults of the network, each replica reaches the store through a proxy of its own (`Cables`),
+which can part them. The proxies also are what a sentinel is elsewhere: they lead to the primary of
+the moment. A copy of the store follows the primary through one more proxy, so that it can be made
+to fall behind. For all other faults there is none: proxies take the processor from the replicas.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -36,7 +37,9 @@ _LIMITS: Final = (
 
 
 class Plan:
-    """The parts of a cluster. `with_copy` gives the store a copy that may become primary."""
+    """The parts of a cluster. `with_copy` gives the store a copy that may become primary, and
+    `with_cables` each replica a proxy to the store.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Plan:
         replicas: int,
         lease_s: float,
         with_copy: bool = False,
+        with_cables: bool = False,
         replicas_acked: int = 0,
     ) -> None:
         self.folder = folder
@@ -53,6 +57,7 @@ class Plan:
         self.replicas = replicas
         self.lease_s = lease_s
         self.with_copy = with_copy
+        self.with_cables = with_cables
         self.replicas_acked = replicas_acked
 
     def options(self, store_port: int) -> list[str]:
@@ -76,8 +81,9 @@ class Cluster:
         self.cables = cables
         self.link = link
         self.replicas = [
-            Replica(number, plan.app, plan.options(one.port), plan.folder)
+            Replica(number, plan.app, plan.options(port), plan.folder)
             for number, one in enumerate(cables, 1)
+            for port in [one.port if plan.with_cables else self.primary.port]
         ]
         haproxy = balancer_program()
         self.balancer = Balancer(haproxy, self.replicas, plan.folder) if haproxy else None

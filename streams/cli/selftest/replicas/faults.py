@@ -123,6 +123,7 @@ class Fault(msgspec.Struct, frozen=True):
     inflict: Callable[[Cluster, Random, float], Awaitable[float]]  # returns the store's outage
     with_copy: bool = False
     replicas_acked: int = 0
+    cuts: bool = False  # the network to the store: a proxy is between
     may_gap: bool = False  # the store may lose what it has acknowledged, and clients are told
     may_take_over: bool = True
 
@@ -141,9 +142,16 @@ FAULTS: Final = {
         Fault("kill", "SIGKILL of a replica", kill),
         Fault("stop", "SIGSTOP of a replica for three leases", stop),
         Fault("store-kill", "SIGKILL of the store", kill_store, may_take_over=False),
-        Fault("partition", "a replica without the store for three leases", partition),
         Fault("rolling", "SIGTERM of all replicas in turn", roll),
-        Fault("failover", "failover, one copy acknowledges", failover, True, 1),
-        Fault("failover-behind", "failover to a copy that is behind", failover, True, 0, True),
+        Fault("partition", "a replica without the store for three leases", partition, cuts=True),
+        Fault("failover", "failover, one copy acknowledges", failover, True, 1, cuts=True),
+        Fault(
+            "failover-behind",
+            "failover to a copy that is behind",
+            failover,
+            with_copy=True,
+            cuts=True,
+            may_gap=True,
+        ),
     )
 }

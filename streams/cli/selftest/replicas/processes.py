@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -92,9 +92,12 @@ def _first_ephemeral() -> int:
 class Program:
     """A child process that can be killed, stopped, and started again with the same command."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self._command = command
+        self._env = env
         self._log = log
         self._process: trio.Process | None = None
 
@@ -107,7 +110,7 @@ class Program:
         """Begin to start it; see `up`."""
         with self._log.open("ab") as log:
             self._process = await trio.lowlevel.open_process(
-                self._command, stdout=log, stderr=log, start_new_session=True
+                self._command, stdout=log, stderr=log, start_new_session=True, env=self._env
             )
 
     async def up(self) -> None:
@@ -235,7 +238,11 @@ class Replica(Program):
         words = [word for key, port in where.items() for word in (f"--{key}", f"127.0.0.1:{port}")]
         command = [sys.executable, "-m", "streams.cli", "serve", app, *words, *options]
         name = f"replica-{number}"
-        super().__init__(name, command, folder / f"{name}.log")
+        # Modules are compiled once, as those of an installed package are: while a replica starts,
+        # it takes the processor from the others.
+        env = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
+        super().__init__(name, command, folder / f"{name}.log", env)
 
     async def is_ready(self) -> bool:
         """Whether it says that it is."""

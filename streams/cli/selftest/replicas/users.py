@@ -18,7 +18,7 @@ from streams.exchange import Dialer
 from streams.protocol.ticket import Ticket
 
 CALL_S: Final = (5.0, 30.0)  # how long a call takes without a fault
-PER_SECOND: Final = 5.0  # messages of one call
+PER_SECOND: Final = 3.0  # messages of one call
 # A restarted tool repeats, silently and at its pace, what it did since its last checkpoint. That is
 # no silence of the servers, so it is kept short.
 FLUSH_EVERY: Final = (1, 2)
