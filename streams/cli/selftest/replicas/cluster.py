@@ -3,7 +3,7 @@
 For faults of the network, each replica reaches the store through a proxy of its own (`Cables`),
 which can part them. The proxies also are what a sentinel is elsewhere: they lead to the primary of
 the moment. A copy of the store follows the primary through one more proxy, so that it can be made
-to fall behind. For all other faults there is none: proxies take the processor from the replicas.
+to fall behind. For other faults the replicas connect to the store themselves, which is cheaper.
 """
 
 from collections.abc import AsyncIterator, Sequence
