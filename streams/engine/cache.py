@@ -27,7 +27,7 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
-from streams.engine.retry import patiently
+from streams.engine.retry import patiently, surely
 from streams.engine.stream import Stream
 from streams.errors import Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal
@@ -196,11 +196,7 @@ class Cache:
         return stream
 
     async def _surely(self, look_up: Callable[[], Awaitable[_T | None]]) -> _T | None:
-        """Look something up in the journal; None only if no replica may put it back."""
-        found = await look_up()
-        if found is None and await self._owner.has_waited():
-            found = await look_up()
-        return found
+        return await surely(look_up, self._owner.has_waited)
 
     def check_leaving(self) -> None:
         """Raise `Refusal` where this replica ends: the client must ask another one."""

@@ -190,12 +190,10 @@ class Committer:
         """
         shortage = self._journal.shortage
         if shortage is None and principal is not None:
-            shortage = self._journal.anonymous_shortage
-            if shortage is not None and authenticated(principal):
-                shortage = None
-            elif shortage is not None:
+            theirs = self._journal.anonymous_shortage
+            if theirs is not None and not authenticated(principal):
                 self._look_again_soon()
-                raise refusal("too_many_bytes", limit=shortage.limit).saying(
+                raise refusal("too_many_bytes", limit=theirs.limit).saying(
                     "Too much waits for all callers without authentication together: resume or "
                     "cancel some calls, or try again later."
                 )

@@ -32,6 +32,7 @@ from streams.engine.framing import NUMBERED, PLAIN, Framing
 from streams.engine.notices import Notices
 from streams.engine.posts import Taker
 from streams.engine.receipts import Receipts, Separation
+from streams.engine.retry import MISSING_LEASES
 from streams.engine.stream import Stream, StreamEvents
 from streams.errors import INTERNAL_ERROR, Missing, Refusal, Unavailable, refusal
 from streams.exchange import Channel, TraceHeaders, http_trace_of, transport_of
@@ -64,8 +65,6 @@ PING_EVERY_S: Final = 15.0
 YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task for it
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
 BUSY_S: Final = 0.05  # before a journal that could not be read is read again
-# Lines that a store lacks are put back within a lease or two, or become lost for the next owner.
-MISSING_LEASES: Final = 3.0
 LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
 LOOK_OFTEN_S: Final = 0.02  # the same, while another replica waits for the client
 SETTLE_S: Final = 1.0  # after a write before a ping asks about it, so that one ping asks about many
@@ -756,9 +755,7 @@ class Connection:
         self.session.detach(delivery)
         self.ready.pop(delivery, None)
         self.has_work.set()  # `respond` ends when nothing is owed any more
-        if self._moved is not None:
-            self._moved.set()
-            self._moved = None
+        self._has_moved()
 
     def stir(self) -> None:
         """There may be something to send."""
@@ -798,6 +795,11 @@ class Connection:
         """Wait until the peer has read enough of its replies to be sent more."""
         while not self._has_room:
             await self._move()
+
+    def _has_moved(self) -> None:
+        if self._moved is not None:
+            self._moved.set()
+            self._moved = None
 
     async def _move(self) -> None:
         """Wait until a write is out, or a delivery is over."""
@@ -1123,9 +1125,7 @@ class Connection:
         if self._separation is not None:
             self._separation.wrote(write.size)
         self._finish(write)
-        if self._moved is not None:
-            self._moved.set()
-            self._moved = None
+        self._has_moved()
 
     def _finish(self, write: _Write) -> None:
         for delivery in write.finished:

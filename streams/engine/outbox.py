@@ -11,7 +11,7 @@ import trio
 from streams.clock import backoff_s
 from streams.engine import posts
 from streams.engine.notices import NOTICES_MAX
-from streams.engine.posts import ToOwner, ToReplica
+from streams.engine.posts import Look, ToOwner, ToReplica
 from streams.errors import StoreAway, Unavailable
 from streams.journal.contract import Journal
 from streams.logs import log
@@ -64,11 +64,12 @@ class Outbox:
 
     def post(self, stream: str, post: ToOwner) -> None:
         """Tell the owner of a stream."""
-        self._send("", stream, post)
+        is_kept = post.is_kept if isinstance(post, Look) else True
+        self._send("", stream, post, is_kept=is_kept)
 
-    def tell(self, replica: str, stream: str, post: ToReplica) -> None:
-        """Tell a replica something about a stream."""
-        self._send(replica, stream, post)
+    def tell(self, replica: str, stream: str, post: ToReplica, *, is_kept: bool = True) -> None:
+        """Tell a replica something about a stream. `is_kept`: see `Journal.send`."""
+        self._send(replica, stream, post, is_kept=is_kept)
 
     def broadcast(self, post: ToReplica) -> None:
         """Tell all other replicas."""
@@ -117,10 +118,12 @@ class Outbox:
         if waiting.cancelled_caught:
             raise StoreAway("the message could not be handed to the replica that runs its call")
 
-    def _send(self, replica: str, stream: str, post: ToOwner | ToReplica) -> None:
+    def _send(
+        self, replica: str, stream: str, post: ToOwner | ToReplica, *, is_kept: bool = True
+    ) -> None:
         number = next(self._numbers)
         self._sending[number] = None
-        unsent = _Unsent(number, posts.encode(post), posts.is_kept(post))
+        unsent = _Unsent(number, posts.encode(post), is_kept)
         self._send_later.send_nowait((replica, stream, unsent))
 
     async def _send_waiting(self, replica: str, stream: str) -> None:

@@ -213,7 +213,6 @@ class View(_Post, frozen=True):
     is_taken: bool = False  # see `Stream.is_taken`
     ended_responses: list[tuple[str, str, str]] = []  # see `Stream.end_response`
     numbered: int = 0  # see `Stream.numbered`
-    is_kept: bool = True  # as the `Look`
 
 
 class Ended(_Post, frozen=True):
@@ -285,11 +284,6 @@ def encode(post: ToOwner | ToReplica) -> bytes:
 def decode(body: bytes) -> ToOwner | ToReplica:
     """The post in these bytes. Raises `msgspec.DecodeError`: a newer replica may have sent it."""
     return _decoder.decode(body)
-
-
-def is_kept(post: ToOwner | ToReplica) -> bool:
-    """Whether the store keeps a post until it is received."""
-    return post.is_kept if isinstance(post, Look | View) else True
 
 
 def error_of(refused: Refusal) -> tuple[int, str, dict[str, Any] | None]:

@@ -103,7 +103,7 @@ def moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Le
         stream.detach(follower)
 
 
-def view_of(stream: Stream, request: int, *, is_kept: bool = False) -> posts.View:
+def view_of(stream: Stream, request: int) -> posts.View:
     state = stream.state
     idle_s = None if state.idle_since is None else trio.current_time() - state.idle_since
     questions = {
@@ -129,5 +129,4 @@ def view_of(stream: Stream, request: int, *, is_kept: bool = False) -> posts.Vie
         questions=questions,
         is_taken=stream.is_taken,
         ended_responses=[(*of, why) for of, why in (stream.ended_responses or {}).items()],
-        is_kept=is_kept,
     )

@@ -524,8 +524,8 @@ class Replicas:
         if stream is not None:
             self._asked(stream, post.sender, body)
         elif isinstance(body, posts.Look):
-            view = posts.View(body.request, is_known=False, is_kept=body.is_kept)
-            self.outbox.tell(post.sender, post.stream, view)
+            view = posts.View(body.request, is_known=False)
+            self.outbox.tell(post.sender, post.stream, view, is_kept=body.is_kept)
             self.doubt()  # in the journal it is ours
         else:
             self._nursery.start_soon(self._pass_on, post, body)
@@ -544,8 +544,8 @@ class Replicas:
         """Another replica tells what its client does."""
         match post:
             case posts.Look():
-                view = view_of(stream, post.request, is_kept=post.is_kept)
-                self.outbox.tell(sender, stream.id, view)
+                view = view_of(stream, post.request)
+                self.outbox.tell(sender, stream.id, view, is_kept=post.is_kept)
             case posts.Attach():
                 self._attach(stream, sender, post)
             case posts.Moved() | posts.Left():

@@ -21,7 +21,7 @@ from streams import messages
 from streams.clock import backoff_s
 from streams.engine.committer import Committer
 from streams.engine.lifecycle import Question
-from streams.engine.retry import patiently
+from streams.engine.retry import MISSING_LEASES, patiently
 from streams.errors import Missing, Refusal, Unavailable, refusal
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.records import Answered, Checkpoint, Record, Restart, Restarted
@@ -33,9 +33,6 @@ from streams.messages import Kind, RequestId, Run
 # up to the maximum: a call that kills its server must not do so over and over without a pause.
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 60.0
-
-# Lines that are missing for so many leases do not come back: another program has deleted them.
-MISSING_LEASES: Final = 3
 
 
 class Rerun:

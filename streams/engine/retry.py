@@ -15,6 +15,9 @@ from streams.logs import log
 # calls fail without it, until the next attempt to connect is due.
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 0.2
+# Lines that a store lacks are put back within a lease or two, or become lost for the next owner.
+# Those that are missing for so many leases were deleted by another program.
+MISSING_LEASES: Final = 3.0
 # How long a server that starts waits for its store, which may be starting too, or reading its data.
 START_S: Final = 30.0
 
@@ -42,6 +45,16 @@ async def patiently(
                 log.info(doing, why=str(trouble))
         await trio.sleep(backoff_s(RETRY_FIRST_S, failures, RETRY_LAST_S))
     raise AssertionError("it ends with an answer")
+
+
+async def surely(
+    look_up: Callable[[], Awaitable[_T | None]], has_waited: Callable[[], Awaitable[bool]]
+) -> _T | None:
+    """Look something up; None only if no replica may put it back. `has_waited`: see `Others`."""
+    found = await look_up()
+    if found is None and await has_waited():
+        found = await look_up()
+    return found
 
 
 async def at_start(ask: Callable[[], Awaitable[_T]]) -> _T:

@@ -28,7 +28,7 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.notices import resource_updated
-from streams.engine.retry import patiently
+from streams.engine.retry import patiently, surely
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal, Unavailable
 from streams.journal.contract import Journal
@@ -309,11 +309,7 @@ class Sessions:
             held.refresh(record)
 
     async def _read(self, key: str) -> SessionRecord | None:
-        """The record of a session; None only if no replica may put it back."""
-        record = await self._journal.session(key)
-        if record is None and await self.has_waited():
-            record = await self._journal.session(key)
-        return record
+        return await surely(partial(self._journal.session, key), self.has_waited)
 
     def doubt(self) -> None:
         """News were lost: look each session up when it is used next."""

@@ -95,6 +95,14 @@ def outcome_of(replicas: Replicas) -> Outcome:
 # With the owner
 
 
+async def heir_of(owner: Replica, others: Sequence[Replica]) -> Replica:
+    """Kill the owner of a call; the one of the others that has it then."""
+    owner.kill()
+    await trio.sleep(2 * TAKEN_S)
+    [heir] = [each for each in others if each.streams]
+    return heir
+
+
 @pytest.mark.parametrize("stays", [True, False])
 @pytest.mark.parametrize("heirs", [1, 2])
 async def test_an_answer_is_given_to_the_heir_of_an_owner_that_had_it(
@@ -109,9 +117,7 @@ async def test_an_answer_is_given_to_the_heir_of_an_owner_that_had_it(
     commit_nothing_more(theirs)
     assert (await browser.fetch("POST", said)).status == 202
     await wait_all_tasks_blocked()
-    theirs.kill()
-    await trio.sleep(2 * TAKEN_S)
-    [heir] = [each for each in others if each.streams]
+    heir = await heir_of(theirs, others)
     heir.again.ask()  # the same question again
     heir.again.finish()
     await trio.sleep(LEASE_S)
@@ -317,9 +323,7 @@ async def test_a_client_has_its_own_progress_token_at_the_heir(
     await first.announced()
     await idempotency.call(second, 5, name="again", _meta={"progressToken": "second"})
     await wait_all_tasks_blocked()
-    theirs.kill()
-    await trio.sleep(2 * TAKEN_S)
-    [heir] = [each for each in others if each.streams]
+    heir = await heir_of(theirs, others)
     heir.again.do(lambda call: call.progress(1, 2))
     told = await second.find(lambda m: m.get("method") == "notifications/progress")
     assert told["params"]["progressToken"] == "second"

@@ -80,10 +80,10 @@ class Cluster:
         self.replicas_acked = plan.replicas_acked
         self.cables = cables
         self.link = link
+        ports = [one.port if plan.with_cables else self.primary.port for one in cables]
         self.replicas = [
             Replica(number, plan.app, plan.options(port), plan.folder)
-            for number, one in enumerate(cables, 1)
-            for port in [one.port if plan.with_cables else self.primary.port]
+            for number, port in enumerate(ports, 1)
         ]
         haproxy = balancer_program()
         self.balancer = Balancer(haproxy, self.replicas, plan.folder) if haproxy else None
