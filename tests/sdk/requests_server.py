@@ -13,6 +13,7 @@ from streams import Call
 
 EXPECTED_S: Final = 2.5
 PAGE_WAIT_S: Final = 0.2
+LONG_S: Final = 100.0  # no call gets an empty page for a slow machine
 
 
 async def _pass(gates: str, number: int) -> None:
@@ -21,7 +22,7 @@ async def _pass(gates: str, number: int) -> None:
         await trio.sleep(POLL_S)
 
 
-@server.tool(pages=True, expected_s=EXPECTED_S)
+@server.tool(pages=True, expected_s=EXPECTED_S, page_wait_s=LONG_S)
 async def rows(call: Call, pages: int, gates: str = "") -> AsyncIterator[list[str]]:
     """Yield so many pages of two rows; each is reported twice before it comes."""
     for page in range(1, pages + 1):

@@ -227,7 +227,7 @@ def test_promtool_finds_no_fault(tmp_path: Path, token_file: Path) -> None:
 def test_each_replica_tells_of_itself_and_of_a_store_that_is_away(
     tmp_path: Path, token_file: Path
 ) -> None:
-    more = (*options(token_file), "--lease=0.5")
+    more = (*options(token_file), "--lease=2")
     with contextlib.ExitStack() as opened:
         store = opened.enter_context(running("redis", tmp_path / "store", "--appendonly", "yes"))
         ports = []

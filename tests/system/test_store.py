@@ -321,7 +321,7 @@ def test_a_file_of_keys_is_shared_and_its_first_key_makes_tokens(
 ) -> None:
     keys = tmp_path / "keys"
     write(keys, b"a")
-    options = ("--lease=0.3", f"--key-file={keys}")
+    options = ("--lease=2", f"--key-file={keys}")
     with ServerProcess(tmp_path, store=store, options=options) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)

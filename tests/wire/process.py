@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ CLI: Final = (sys.executable, "-m", "streams.cli")
 OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
 _OF_OWNERS: Final = ("--limit", "--max-message-bytes", "--require-resume-token")
 _END: Final = "(end of standard error)"
+_HOLDERS_MAX: Final = 200  # of ports; all of one test, and more
 _WS_ADDRESS: Final = re.compile(r"wss?://127\.0\.0\.1:(\d+)")
 _HTTP_ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:(\d+)/mcp")
 
@@ -38,21 +40,28 @@ def wait_until(what: str, is_so: Callable[[], object]) -> None:
 
 
 def kept_port() -> int:
-    """A free port that the system gives to no other socket while a server is restarted.
+    """A free port that no other process chooses while a server is restarted.
 
-    The system chooses ports for connections from 32768 on (macOS: 49152). No port is returned
-    twice: nothing may listen at it yet.
+    A socket of ours stays bound to each of the last ports. On Linux a server listens there all the
+    same, since it sets SO_REUSEADDR, as that socket does then. The system chooses no port below
+    32768 for connections (macOS: 49152).
     """
     while True:
-        port = random.randrange(10_000, 32_768)
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            if port not in _returned:
-                _returned.add(port)
-                return port
+        port, holder = _dice.randrange(10_000, 32_768), socket.socket()
+        try:
+            holder.bind(("127.0.0.1", port))
+        except OSError:
+            holder.close()
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _holders.append(holder)
+        while len(_holders) > (_HOLDERS_MAX if sys.platform == "linux" else 0):
+            _holders.popleft().close()
+        return port
 
 
-_returned: set[int] = set()
+_dice: Final = random.SystemRandom()  # simulations of several processes seed `random` alike
+_holders: Final[deque[socket.socket]] = deque()
 
 
 class _Process:
@@ -163,8 +172,8 @@ class ServerProcess:
             else:
                 self._start(self.port, self.http_port)
                 [only] = self._processes
-                self.port = only.listening_port(_WS_ADDRESS)
-                self.http_port = only.listening_port(_HTTP_ADDRESS)
+                assert only.listening_port(_WS_ADDRESS) == self.port
+                assert only.listening_port(_HTTP_ADDRESS) == self.http_port
         except BaseException:
             self._reap()
             raise

@@ -63,9 +63,14 @@ def start(peer: Peer, tool: str, id: Id | None = None, **arguments: object) -> S
     chosen = peer.call(tool, id, **arguments)
 
     def is_ours(message: Message) -> bool:
-        return message.method == CREATE and message.params["stream"]["requestId"] == chosen
+        is_created = message.method == CREATE
+        return message.answers(chosen) or (
+            is_created and message.params["stream"]["requestId"] == chosen
+        )
 
-    stream = peer.expect(is_ours).params["stream"]
+    announced = peer.expect(is_ours)
+    assert announced.method == CREATE, f"not announced: {announced}"
+    stream = announced.params["stream"]
     return Started(chosen, stream["streamId"], stream["resumeToken"])
 
 
