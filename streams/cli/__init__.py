@@ -12,6 +12,7 @@ __all__ = ["app", "main"]
 
 _USAGE: Final = 2  # as in `base`, which is not loaded yet
 _DETACHED: Final = 130
+_SOON_S: Final = 0.01
 
 
 def main() -> None:
@@ -21,6 +22,7 @@ def main() -> None:
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not as nohup has it
     if is_usual:
         signal.signal(signal.SIGINT, _end)
+        sys.unraisablehook = _interrupt_again
     try:
         from streams.cli.command import run
 
@@ -38,12 +40,30 @@ def main() -> None:
         code = _USAGE
     if is_usual:
         signal.signal(signal.SIGINT, _end)  # while the interpreter ends
+    import threading
+
+    if threading.active_count() > 1:
+        from streams.process.deadline import leave
+
+        leave(code)
     sys.exit(code)
 
 
 def _end(*_: object) -> None:
     """End at once: nothing has begun, or all is done."""
     os._exit(_DETACHED)
+
+
+def _interrupt_again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Python drops a Ctrl-C that comes in a callback of a weak reference, as imports have them."""
+    if dropped.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(dropped)
+        return
+    import threading
+
+    # From another thread: here it would be dropped as well.
+    main_thread = threading.main_thread().ident
+    threading.Timer(_SOON_S, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
 
 
 def __getattr__(name: str) -> Any:

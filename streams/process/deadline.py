@@ -7,8 +7,11 @@ the calls that ran are `interrupted` after the next start.
 
 C code that holds Python's global lock for ever defeats even this: then neither the thread nor the
 handler of the signal runs.
+
+A process that ends in time ends with `leave`.
 """
 
+import atexit
 import os
 import queue
 import signal
@@ -17,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from streams.clock import steady
 from streams.logs import STANDARD_ERROR, log
@@ -102,6 +105,23 @@ class Exit:
         if code == END_OF_FAILURE and failure is not None:
             with suppress(OSError):
                 print(failure, file=sys.stderr, flush=True)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit as `sys.exit` does, but leave out what Python does last: it frees its own memory.
+
+    A daemon thread that wakes just then, such as one that has waited for an issuer's keys, crashes
+    the process.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as `multiprocessing` ends its processes
+    atexit._run_exitfuncs()
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+    except (OSError, ValueError):
+        sys.exit(code)  # it says what is lost
+    os._exit(code)
 
 
 def let_children_end() -> None:

@@ -34,4 +34,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    from streams.process.deadline import leave
+
+    leave(code)

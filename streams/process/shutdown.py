@@ -118,7 +118,7 @@ class Shutdown:
 
     def _tell_end(self) -> None:
         """Balancers and systemd are told once; later calls do nothing."""
-        self._health.stop()
+        self._health.drain()
         self._notices.stopping()
 
 

@@ -269,9 +269,35 @@ sys.meta_path.insert(0, Finder())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_ctrl_c_in_a_callback_of_a_weak_reference_ends_the_command() -> None:
+    program = """if True:
+        import signal, time, weakref
+        from streams.cli import command, main
+
+        class Module: ...
+
+        def run():
+            module = Module()
+            lock = weakref.ref(module, lambda _: signal.raise_signal(signal.SIGINT))
+            del module
+            time.sleep(60)
+
+        command.run = run
+        main()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("after_s", [0.05, 0.1, 0.2, 0.4, 0.8])
 def test_ctrl_c_in_the_first_second_prints_no_traceback(after_s: float) -> None:
-    program = "print(flush=True); from streams.cli import main; main()"
+    program = "from streams.cli import main; print(flush=True); main()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, "call", "ws://127.0.0.1:1", "count"],
         stdout=subprocess.PIPE,
