@@ -18,6 +18,7 @@ import pytest
 
 from streams.cli.selftest.replicas import processes
 from tests.rigs.balancers import FOLDER, NAMES, Ports, balancer
+from tests.wire.process import wait_until
 
 PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.02
@@ -28,7 +29,9 @@ class Replica:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # of requests, by method
+        self.checks = 0  # of its health
         self.is_ready = True
+        self.is_draining = False
         self.is_stopped = False  # it accepts connections, and does nothing
         self.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"  # b"": hang up
         self._servers = [self._serving(self._serve) for _ in range(2)]
@@ -81,8 +84,10 @@ class Replica:
         if self.is_stopped or not head:
             connection.rfile.read()
             return
-        assert head[0].startswith("GET /health/ready "), head
+        assert head[0].startswith("GET /health/ready?draining=404 "), head
+        self.checks += 1
         status = "200 OK" if self.is_ready else "503 Service Unavailable"
+        status = "404 Not Found" if self.is_draining else status
         connection.wfile.write(f"HTTP/1.0 {status}\r\nContent-Length: 0\r\n\r\n".encode())
 
 
@@ -221,6 +226,22 @@ def test_haproxy_closes_the_streams_of_a_replica_that_is_not_ready(
     while asked([busy]) == before:
         assert time.monotonic() < deadline
         assert ask(haproxy) == 200
+
+
+@pytest.mark.parametrize("request_", [EVENTS, WEBSOCKET], ids=["events", "websocket"])
+def test_haproxy_leaves_the_streams_of_a_replica_that_shuts_down(
+    haproxy: int, replicas: list[Replica], request_: bytes
+) -> None:
+    streams = [open_stream(haproxy, request_) for _ in range(3)]  # one at each replica
+    for one in replicas:
+        one.checks, one.is_draining = 0, True
+    wait_until("each is checked", lambda: all(one.checks >= 4 for one in replicas))
+    for stream in streams:
+        stream.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            stream.recv(1)
+        stream.close()
+    assert ask(haproxy) == 503, "none gets a new connection"
 
 
 def _closed(streams: list[socket.socket], *, wanted: int) -> list[socket.socket]:

@@ -36,9 +36,28 @@ async def test_it_is_ready_as_long_as_the_server_is() -> None:
 async def test_from_the_begin_of_a_shutdown_it_is_not_ready_and_lives() -> None:
     health = Health()
     health.why_not = str
-    health.stop()
+    health.drain()
     assert (await asked(health, READY_PATH)).body == b"shutting down\n"
     assert (await asked(health, LIVE_PATH)).status == 200
+
+
+async def test_a_shutdown_alone_is_404_to_those_who_ask_for_it() -> None:
+    health, reason = Health(), [""]
+    health.why_not = lambda: reason[0]
+    path = f"{READY_PATH}?draining=404"
+    assert (await asked(health, path)).status == 200
+    reason[0] = "the journal takes no commits"
+    assert (await asked(health, path)).status == 503
+    health.drain()
+    draining = await asked(health, path)
+    assert (draining.status, draining.body) == (404, b"shutting down\n")
+    assert (await asked(health, READY_PATH)).status == 503
+
+
+async def test_another_status_is_refused() -> None:
+    refused = await asked(Health(), f"{READY_PATH}?draining=200")
+    assert refused.status == 400
+    assert "draining" in refused.json["error"]["message"]
 
 
 @pytest.mark.parametrize("path", [LIVE_PATH, READY_PATH])

@@ -57,21 +57,22 @@ frontend mcp
     default_backend streams
 
 backend streams
-    option httpchk GET /health/ready
+    option httpchk GET /health/ready?draining=404
+    http-check disable-on-404
     timeout check 400ms
     default-server {checks} on-marked-down shutdown-sessions
 {streams}
 backend sockets
+    http-check disable-on-404
     default-server on-marked-down shutdown-sessions
 {sockets}"""
 
 
 def free_port() -> int:
-    """A port that no process listens at, and that no outgoing connection gets by chance."""
+    """A port that no socket is bound to, and that no outgoing connection gets by chance."""
     for _ in range(_PORT_TRIES):
         port = random.randrange(_LOWEST_PORT, _first_ephemeral())  # nosec B311 # not a secret
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
@@ -172,6 +173,7 @@ class Store(Program):
             "dir": str(data),
             "appendonly": "yes",
             "appendfsync": "always",
+            "auto-aof-rewrite-min-size": "4mb",  # so that it is read again in little time
             "save": "",
             "maxmemory-policy": "noeviction",
             "repl-diskless-sync-delay": "0",
