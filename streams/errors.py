@@ -12,6 +12,7 @@
     │   ├── Conflict         an append that leaves a gap: a bug in this project
     │   ├── Unavailable      busy: written wholly or not at all; retry the same call
     │   │   ├── StoreAway    the store that replicas share is away: retry the same call soon
+    │   │   │   └── StoreDown  it is away for all replicas
     │   │   └── Full         the disk is full; retry the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
     │       └── Missing      the journal lacks lines that it should have
@@ -264,6 +265,13 @@ class Unavailable(JournalError):
 
 class StoreAway(Unavailable):
     """A store that replicas share is away, or a call changes its replica: try again soon."""
+
+
+class StoreDown(StoreAway):
+    """A store that says itself that it is not ready, or whose port refuses connections.
+
+    So it is most likely away for the other replicas, too.
+    """
 
 
 class Full(Unavailable):

@@ -47,7 +47,7 @@ from streams.messages import Kind, Message, RequestId
 
 # The next attempt is made after a random part of this, doubled each time, up to the maximum. So the
 # clients of a server that was restarted do not all come at once.
-BACKOFF_FIRST_S: Final = 0.25
+BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 30.0
 
 # While a call waits, an attempt that has no answer yet gets another one beside it. The network that

@@ -39,7 +39,7 @@ from streams.exchange import Channel, TraceHeaders, http_trace_of, transport_of
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
 from streams.keys import new_request_id
-from streams.limits import MIB
+from streams.limits import MIB, STORE_RETRY_S
 from streams.logs import STREAM_LETTERS, log
 from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import dialects, extension
@@ -1048,7 +1048,10 @@ class Connection:
             raise gap
         record, position = await self._journal.find(delivery.stream.id), delivery.position
         if record is not None and record.trimmed > position:
-            delivery.fail(refusal("messages_gone", earliestSeq=record.trimmed + 1))
+            if delivery.is_open or delivery.continues:
+                delivery.fail(refusal("messages_gone", earliestSeq=record.trimmed + 1))
+            else:  # it began where the client was when the owner was asked: it may ask again
+                delivery.fail(refusal("unavailable", retryAfter=STORE_RETRY_S))
             return
         if record is not None and record.has_lost(position + 1):
             assert record.lost is not None

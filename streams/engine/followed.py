@@ -18,7 +18,7 @@ from streams import messages
 from streams.engine import posts
 from streams.engine.committer import Committer
 from streams.engine.lifecycle import LIVE, ProgressToken, Question
-from streams.engine.posts import Attach, Look, ToOwner
+from streams.engine.posts import Attach, ToOwner
 from streams.engine.stream import Answer, Follower, Stream, StreamEvents
 from streams.errors import Refusal, refusal
 from streams.journal.records import Record
@@ -48,12 +48,12 @@ class FollowedStream(Stream):
     __slots__ = (
         "_asked_up_to",
         "_home",
-        "_is_moved",
         "_is_taken",
         "_numbered",
-        "_reported",
         "_stopped",
+        "_surely_told",
         "_token",
+        "_told_written",
         "_unheard",
         "_unstored",
         "has_client",
@@ -96,12 +96,13 @@ class FollowedStream(Stream):
         self._home = home
         self._asked_up_to = record.last_request  # questions up to this seq are known by the view
         self._numbered = 0  # what the view says of that
-        self._reported = 0  # bytes that the owner was told to be handed
         self._unheard = 0  # deliveries of which the owner may not have heard yet
         self._is_taken = False  # at another replica
-        self._is_moved = False  # whether the owner will be told of a new position
-        # What the client was told to be done, and the record does not tell yet: its answers, with
-        # the seqs of the requests, and its cancel.
+        self._told_written = 0  # up to where it was written, as the owner was told last
+        # The position and that, as the owner was told by a post that the store keeps.
+        self._surely_told = (0, 0)
+        # The client's answers, with the seqs of the requests, and its cancel, which the record does
+        # not tell yet.
         self._unstored: list[tuple[int, posts.Answered]] = []
         self._stopped: posts.Stopped | None = None
         self._token: posts.Token | None = None  # as the owner was told it last
@@ -209,11 +210,9 @@ class FollowedStream(Stream):
     # To the owner
 
     def _post(self, post: ToOwner) -> None:
+        """Tell the owner, which must know by then how far the client is."""
+        self.report()
         self._home.post(self.id, post)
-
-    def look(self, request: int, *, is_again: bool = False) -> None:
-        """Ask the owner for a `View`."""
-        self._post(Look(request, is_kept=is_again))
 
     def attach(self, delivery: Follower) -> None:
         """See `Stream.attach`."""
@@ -253,7 +252,6 @@ class FollowedStream(Stream):
         """The owner is another one, or the store has lost posts: tell how things are here."""
         if self.delivery is not None:
             self._tell_of(self.delivery, is_new=True, is_again=True)
-            self._report(is_again=True)
             self._post(posts.Delivered(self.state.delivered, self.newest))
         if self.state.idle_since is not None:
             self._post(posts.Left(self.newest, is_silent=self.delivery is not None))
@@ -286,12 +284,14 @@ class FollowedStream(Stream):
             waited_s=delivery.waited_s,
             seen=self.seen,
         )
-        self._post(attach)
+        self._home.post(self.id, attach)
+        self._told_written = delivery.position - 1  # see `RemoteFollower`
+        self._surely_told = delivery.position, self._told_written
 
     def detach(self, delivery: Follower) -> None:
         """See `Stream.detach`."""
         if self.delivery is delivery:
-            self._report()
+            self.report()
             super().detach(delivery)
             self._post(posts.Left(delivery.number))
             self._home.left(self)
@@ -311,7 +311,6 @@ class FollowedStream(Stream):
         """See `Stream.hand`."""
         self._find_questions(runs)
         super().hand(runs, last)
-        self._is_moved = True
 
     def _find_questions(self, runs: Sequence[Run]) -> None:
         """Open the requests among these lines, whose answers may come to this replica."""
@@ -332,26 +331,23 @@ class FollowedStream(Stream):
     def notify(self) -> None:
         """See `Stream.notify`. The position has changed, or a write is out: tell the owner."""
         super().notify()
-        self._report()
-
-    def _report(self, *, is_again: bool = False) -> None:
         delivery = self.delivery
-        if delivery is None or not (self._is_moved or is_again):
-            return
-        if delivery.written < delivery.position and not is_again:
-            return  # one report for what was handed and written
-        handed = self.state.bytes_handed
-        moved = posts.Moved(
-            number=delivery.number,
-            position=delivery.position,
-            written=delivery.written,
-            size=None if is_again else handed - self._reported,
-        )
-        self._is_moved, self._reported = False, handed
-        self._post(moved)
+        if delivery is not None and delivery.position <= delivery.written != self._told_written:
+            self._tell_position(delivery, is_kept=False)
+
+    def report(self) -> None:
+        """Tell the owner how far the delivery is, unless it surely knows."""
+        delivery = self.delivery
+        if delivery is not None and (delivery.position, delivery.written) != self._surely_told:
+            self._tell_position(delivery, is_kept=True)
+
+    def _tell_position(self, delivery: Follower, *, is_kept: bool) -> None:
+        position, self._told_written = delivery.position, delivery.written
+        if is_kept:
+            self._surely_told = position, delivery.written
+        self._home.post(self.id, posts.Moved(delivery.number, position, delivery.written, is_kept))
 
     def _delivered(self, by: int) -> None:
-        self._report()
         self._post(posts.Delivered(self.state.delivered, by))
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:

@@ -4,6 +4,7 @@ A lease needs no clock that replicas share. Each replica counts up. It is gone i
 changed for most of the lease, measured by a replica that could use the store all that time.
 """
 
+import math
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from streams.engine.committer import Committer
-from streams.errors import StoreAway, Unavailable
+from streams.errors import StoreAway, StoreDown, Unavailable
 from streams.journal.contract import Journal, Wanted
 from streams.logs import log
 
@@ -21,7 +22,8 @@ BEAT_MIN_S: Final = 0.01
 STEPS: Final = 4  # in which clients are sent elsewhere: they do not all come back there at once
 # The part of the lease after which a replica that does not renew is gone. The rest is for its calls
 # to go on elsewhere.
-GONE: Final = 14 / BEATS
+GONE: Final = 11 / BEATS
+STILL: Final = 4 / BEATS  # one that has not reached the store for so long cannot judge the others
 
 
 class Marks(NamedTuple):
@@ -35,8 +37,8 @@ class Marks(NamedTuple):
     cut_off: float
 
 
-SILENT: Final = Marks(0.5, 0.7)  # nothing answers: the network to the store is perhaps cut
-AWAY: Final = Marks(0.65, 0.85)  # it refuses connections, as for the other replicas, more likely
+AWAY: Final = Marks(0.45, 0.65)  # perhaps from this replica alone: the others may take over
+DOWN: Final = Marks(1.25, 1.5)  # see `StoreDown`: the others cannot reach it either
 
 
 class LeaseListener(Protocol):
@@ -72,6 +74,7 @@ class Leases:
         self._dropped: dict[str, float] = {}  # those that are gone, and since when: one lease long
         self._has_renewed = trio.lowlevel.ParkingLot()
         self._renewed_at = trio.current_time()
+        self._refused_at = -math.inf  # when the store has said last that it is down
         self.is_late = self.is_leaving = False
         self._cut_off = 0.0  # the part of the clients that was sent elsewhere
 
@@ -80,16 +83,27 @@ class Leases:
         """How many replicas live, this one included."""
         return 1 + len(self._seen)
 
-    def share(self) -> Wanted | None:
-        """Which streams of a replica that is gone are for this one. None: all, it lives alone.
+    async def share(self, owner: str) -> Wanted:
+        """Which streams of a replica that is gone are for this one: `anything` if it lives alone.
 
-        Each stream ranks the replicas anew (rendezvous hashing). So each replica that knows the
-        same others takes about as many streams, and no two want the same ones.
+        Each stream ranks the replicas anew (rendezvous hashing), weighted by how many calls each
+        lacks to their mean. So no two replicas want the same streams, and all run about as many
+        calls then. They need not ask at one moment: who has taken some lacks fewer, so that who
+        asks later wants more, and not less.
+
+        Raises `Unavailable`.
         """
-        names = [self._name, *self._seen]
-        if len(names) == 1:
-            return None
-        return lambda stream: max(names, key=lambda name: _rank(name, stream)) == self._name
+        heirs = [self._name, *self._seen]
+        if len(heirs) == 1:
+            return anything
+        running = await self._journal.running([*heirs, owner])
+        mean = sum(running.values()) / len(heirs)
+        weights = {heir: max(0.0, mean - running[heir]) for heir in heirs}
+        if not any(weights.values()):
+            weights = dict.fromkeys(heirs, 1.0)
+        return lambda stream: (
+            max(heirs, key=lambda heir: _rank(heir, stream, weights[heir])) == self._name
+        )
 
     def has_left(self, replica: str) -> None:
         """A replica has given up its streams, and wants none of those of others."""
@@ -139,12 +153,17 @@ class Leases:
         """
         return max(self._renewed_at, self._committer.committed_at)
 
+    @property
+    def _heard_at(self) -> float:
+        """When the store has answered last, if only that it is down."""
+        return max(self._reached_at, self._refused_at)
+
     def _patient_until(self) -> float:
         """Until when a renewal may take: then this replica is late, or some clients leave."""
         now, lease_s = trio.current_time(), self._journal.lease_s
-        step = (SILENT.cut_off - SILENT.late) / STEPS
-        parts = (SILENT.late + step * number for number in range(STEPS + 1))
-        ends = (self._reached_at + part * lease_s for part in parts)
+        step = (AWAY.cut_off - AWAY.late) / STEPS
+        parts = (AWAY.late + step * number for number in range(STEPS + 1))
+        ends = (self._heard_at + part * lease_s for part in parts)
         return min((at for at in ends if at > now), default=now + lease_s / 2)
 
     def _next_at(self) -> float:
@@ -155,8 +174,13 @@ class Leases:
 
     def _missed(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
-        late, cut_off = SILENT if isinstance(trouble, trio.TooSlowError) else AWAY
-        away = (trio.current_time() - self._reached_at) / self._journal.lease_s
+        now = trio.current_time()
+        if isinstance(trouble, StoreDown):
+            self._refused_at = now
+            since, (late, cut_off) = self._reached_at, DOWN
+        else:
+            since, (late, cut_off) = self._heard_at, AWAY
+        away = (now - since) / self._journal.lease_s
         self.is_late |= away >= late
         part, before = min(1.0, (away - late) / (cut_off - late)), self._cut_off
         if part <= before:
@@ -176,7 +200,7 @@ class Leases:
         # A count that has changed did so since the last look.
         changed_at = max(self._renewed_at, now - 2 * lease_s / BEATS)
         # Where this replica itself has stood still, the others did not.
-        if now - self._renewed_at > lease_s / 2:
+        if now - self._renewed_at > STILL * lease_s:
             self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
         self._renewed_at, self.is_late, self._cut_off = now, False, 0.0
         for replica, count in counts.items():
@@ -210,5 +234,14 @@ class Leases:
         self._seen.clear()
 
 
-def _rank(replica: str, stream: str) -> bytes:
-    return blake2b(f"{replica} {stream}".encode(), digest_size=8).digest()
+def anything(_: str) -> bool:
+    """Want each stream."""
+    return True
+
+
+def _rank(replica: str, stream: str, weight: float) -> float:
+    """A random number below 0: of some replicas each has the highest as often as it weighs."""
+    if not weight:
+        return -math.inf
+    drawn = blake2b(f"{replica} {stream}".encode(), digest_size=8).digest()
+    return math.log((int.from_bytes(drawn) + 0.5) / 2**64) / weight

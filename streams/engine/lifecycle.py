@@ -300,18 +300,21 @@ class StreamState:
             return False
         news = run.after(self.handed)
         restored = news.until(self._restored).body if self.handed < self._restored else b""
-        return self.hand_elsewhere(last, len(news.body), len(restored))
+        return self._hand(last, len(news.body), len(restored))
 
-    def hand_elsewhere(self, last: int, size: int | None, restored: int = 0) -> bool:
-        """As `hand`, where another replica has handed lines that are `size` bytes more.
+    def hand_elsewhere(self, last: int) -> bool:
+        """As `hand`, where another replica has handed the lines: their size is estimated."""
+        return self._hand(last, self._share_up_to(last), 0)
 
-        `restored` of these are of lines that were numbered before this object was made. Where the
-        size is unknown it is estimated.
+    def _hand(self, last: int, size: int, restored: int) -> bool:
+        """Lines of `size` bytes more were handed.
+
+        `restored` of these are of lines that were numbered before this object was made.
         """
         self.position = last
         if last <= self.handed:
             return False
-        self._bytes_handed += self._share_up_to(last) if size is None else size
+        self._bytes_handed += size
         self._bytes_numbered += restored
         self.handed = last
         marks = self._marks

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 import trio
@@ -11,7 +10,7 @@ import trio
 from streams.clock import backoff_s
 from streams.engine import posts
 from streams.engine.notices import NOTICES_MAX
-from streams.engine.posts import Look, ToOwner, ToReplica
+from streams.engine.posts import Look, Moved, ToOwner, ToReplica
 from streams.errors import StoreAway, Unavailable
 from streams.journal.contract import Journal
 from streams.logs import log
@@ -64,7 +63,7 @@ class Outbox:
 
     def post(self, stream: str, post: ToOwner) -> None:
         """Tell the owner of a stream."""
-        is_kept = post.is_kept if isinstance(post, Look) else True
+        is_kept = post.is_kept if isinstance(post, Look | Moved) else True
         self._send("", stream, post, is_kept=is_kept)
 
     def tell(self, replica: str, stream: str, post: ToReplica, *, is_kept: bool = True) -> None:
@@ -131,9 +130,10 @@ class Outbox:
         await trio.lowlevel.checkpoint()
         while waiting := self._unsent[replica, stream]:
             self._unsent[replica, stream] = []
-            for is_kept, some in itertools.groupby(waiting, attrgetter("is_kept")):
-                bodies = [each.body for each in some]
-                await self._send_to(replica, stream, bodies, is_kept=is_kept)
+            # In one call, and so kept if one of them must be.
+            is_kept = any(each.is_kept for each in waiting)
+            bodies = [each.body for each in waiting]
+            await self._send_to(replica, stream, bodies, is_kept=is_kept)
             for each in waiting:
                 del self._sending[each.number]
             self._has_sent.unpark_all()

@@ -80,14 +80,13 @@ class Attach(_Post, frozen=True):
 class Moved(_Post, frozen=True):
     """A delivery has handed the stream up to `position` to its sender.
 
-    `size` is how many bytes this added to what any delivery was handed; None where the owner may
-    not know what came before. `written` is how far the transport has confirmed it.
+    `written` is how far the transport has confirmed it. The store keeps what other posts rely on.
     """
 
     number: int
     position: int
     written: int
-    size: int | None
+    is_kept: bool
 
 
 class Left(_Post, frozen=True):

@@ -94,8 +94,10 @@ def follower_at(stream: Stream, replica: str, number: int) -> RemoteFollower | N
 def moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Left) -> None:
     """The delivery at another replica has come further, or is over."""
     if isinstance(post, posts.Moved):
-        follower.position, follower.written = post.position, post.written
-        stream.hand_elsewhere(post.position, post.size)
+        # An older one may come later.
+        follower.position = max(follower.position, post.position)
+        follower.written = max(follower.written, post.written)
+        stream.hand_elsewhere(follower.position)
         stream.notify()
     elif post.is_silent:
         stream.fall_silent(follower)

@@ -13,8 +13,8 @@ It is one file because take-overs, news and posts change the same tables of stre
 import itertools
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -24,9 +24,9 @@ import trio
 from streams import messages
 from streams.engine import posts
 from streams.engine.committer import Committer
-from streams.engine.connection import Delivery
+from streams.engine.connection import RUNS_BYTES, Delivery
 from streams.engine.followed import FollowedStream
-from streams.engine.leases import BEATS, Leases
+from streams.engine.leases import BEATS, Leases, anything
 from streams.engine.lifecycle import LIVE
 from streams.engine.outbox import Outbox
 from streams.engine.posts import ToOwner, ToReplica
@@ -36,7 +36,7 @@ from streams.engine.sessions import nameless
 from streams.engine.stream import Follower, Stream
 from streams.engine.streams import Streams
 from streams.errors import Conflict, Fenced, Gone, Refusal, StoreAway, Unavailable, refusal
-from streams.journal.contract import Journal, News, Post
+from streams.journal.contract import Journal, News, Post, Wanted
 from streams.journal.records import (
     Answered,
     Close,
@@ -66,10 +66,13 @@ _T = TypeVar("_T")
 
 
 class _Looking(msgspec.Struct):
-    """A question to the owner of a stream, which waits for its answer."""
+    """A question to the owner of a stream, which waits for its answer, by `sender`."""
 
-    stream: FollowedStream
-    answer: trio.MemorySendChannel[posts.View]
+    number: int
+    stream: str
+    tell: trio.MemorySendChannel[posts.View]
+    answer: trio.MemoryReceiveChannel[posts.View]
+    sender: str = ""
 
 
 class _Cancel(msgspec.Struct):
@@ -129,8 +132,8 @@ class Replicas:
         self._numbers = itertools.count(1)
         # Posts for streams that are being taken over, until that is done.
         self._adopting: dict[str, list[Post]] = {}
-        # Owners whose streams are free, and whether other replicas have had time for their shares.
-        self._claims = {"": False}
+        # Owners whose streams are free, and which of these this replica wants: None for its share.
+        self._claims: dict[str, Wanted | None] = {"": None}
         self._has_claims = trio.Event()
         self._has_claims.set()
         self._has_doubts = trio.Event()  # about which streams this replica owns
@@ -191,8 +194,8 @@ class Replicas:
         for followed in list(self._followed.values()):
             self._leave(followed)
             self._nursery.start_soon(self._unfollow, followed.id)
-        for number, look in self._looks.items():
-            look.stream.look(number)  # the answer would go to the former name
+        for look in self._looks.values():
+            self._ask(look)  # the answer would go to the former name
         self._engine.hang_up()
 
     def cut_off(self, part: float) -> None:
@@ -220,6 +223,7 @@ class Replicas:
                 self._nursery.start_soon(self._unfollow, stream_id)
             elif trio.current_time() - stream.refreshed_at > self._journal.lease_s:
                 self._refresh_soon(stream)
+                stream.report()
 
     def _leave(self, stream: FollowedStream) -> None:
         del self._followed[stream.id]
@@ -235,14 +239,15 @@ class Replicas:
 
     # Taking over
 
-    def _claim(self, owner: str, *, is_rest: bool = False) -> None:
-        self._claims[owner] = is_rest
+    def _claim(self, owner: str, wanted: Wanted | None = None) -> None:
+        """Claim what is wanted of the streams of an owner, or the share of this replica."""
+        self._claims[owner] = wanted
         self._has_claims.set()
 
     async def _claim_rest(self, owner: str) -> None:
         """Claim what the others have left of their shares. Some are perhaps gone, too."""
         await trio.sleep(SHARED_BEATS * self._journal.lease_s / BEATS)
-        self._claim(owner, is_rest=True)
+        self._claim(owner, anything)
 
     async def _claim_free(self) -> None:
         """Take over the streams that are free, for ever."""
@@ -251,17 +256,18 @@ class Replicas:
             self._has_claims = trio.Event()
             while self._claims and not self.leases.is_leaving:
                 owner = next(iter(self._claims))
-                is_rest = self._claims.pop(owner)  # first: what gets free meanwhile is claimed, too
-                wanted = None if is_rest else self.leases.share()
+                wanted = self._claims.pop(owner)  # first: what gets free meanwhile is claimed, too
+                if wanted is None:
+                    wanted = await patiently(partial(self.leases.share, owner))
                 claim = partial(self._journal.claim, owner, wanted)
                 records = await patiently(partial(self._or_doubt, claim))
                 if records:
-                    self._claims.setdefault(owner, is_rest)
+                    self._claims.setdefault(owner, wanted)
                     running = sum(each.outcome is Outcome.LIVE for each in records)
                     told = {"running": running, "ended": len(records) - running}
                     log.info("took over calls", of=owner or "released", **told)
                     await self._adopt_in_time(records)
-                elif wanted is not None:
+                elif wanted is not anything:
                     self._nursery.start_soon(self._claim_rest, owner)
 
     async def _or_doubt(self, own: Callable[[], Awaitable[_T]]) -> _T:
@@ -336,9 +342,9 @@ class Replicas:
         else:  # it was evicted, and a client has asked for it meanwhile
             self._bring_here(held)
         self._adopted[record.stream] = trio.current_time()
-        for number, look in self._looks.items():
-            if look.stream.id == record.stream:
-                look.answer.send_nowait(view_of(held, number))
+        for look in self._looks.values():
+            if look.stream == record.stream:
+                look.tell.send_nowait(view_of(held, look.number))
         return held
 
     def _bring_here(self, stream: Stream) -> None:
@@ -369,50 +375,68 @@ class Replicas:
 
         None where its owner has changed meanwhile. Raises `Unavailable` where the owner is silent.
         """
-        stream = self._followed.get(record.stream)
-        if stream is None:
-            found = await self._journal.follow(record.stream)
-            if found is None or found.owner in ("", self._journal.replica):
-                await self._unfollow(record.stream)
-                return None
-            stream = self._followed.get(record.stream) or FollowedStream(
-                found,
-                self._limits,
-                self._committer,
-                self._keyring,
-                self,
-                answers=self._streams.answers,
-                events=self._streams.events,
-            )
-            self._followed[record.stream] = stream
-        else:
-            self._learn(stream, record)
-        stream.seen_at = trio.current_time()
-        view = await self._look(stream)
+        with self._looking(record.stream) as look:
+            stream = self._followed.get(record.stream)
+            if stream is None:
+                found = await self._journal.follow(record.stream)
+                if found is None or found.owner in ("", self._journal.replica):
+                    await self._unfollow(record.stream)
+                    return None
+                stream = self._followed.get(record.stream) or FollowedStream(
+                    found,
+                    self._limits,
+                    self._committer,
+                    self._keyring,
+                    self,
+                    answers=self._streams.answers,
+                    events=self._streams.events,
+                )
+                self._followed[record.stream] = stream
+            else:
+                self._learn(stream, record)
+            stream.seen_at = trio.current_time()
+            view = await self._seen(look)
+        if view.is_known and stream.seen is None:  # it came before the news of the stream did
+            stream.view(view, look.sender)
         owned = self._streams.index.get(record.stream)  # it may have been taken over meanwhile
         return owned or (self._followed.get(record.stream) if view.is_known else None)
 
-    async def _look(self, stream: FollowedStream) -> posts.View:
-        """Ask the owner of a stream how it is. One that has died is asked through its heir."""
-        send, receive = trio.open_memory_channel[posts.View](math.inf)
+    @contextmanager
+    def _looking(self, stream_id: str) -> Iterator[_Looking]:
+        """Ask the owner of a stream how it is; the answer may come until the block ends."""
         number = next(self._numbers)
-        self._looks[number] = _Looking(stream, send)
+        channel = trio.open_memory_channel[posts.View](math.inf)
+        self._looks[number] = look = _Looking(number, stream_id, *channel)
         try:
-            for attempt in range(LOOKS):
-                stream.look(number, is_again=attempt > 0)
-                with trio.move_on_after(self._journal.lease_s / 2):
-                    return await receive.receive()
-            raise StoreAway("the replica that runs the call does not answer")
+            self._ask(look)
+            yield look
         finally:
             del self._looks[number]
 
+    def _ask(self, look: _Looking, *, is_again: bool = False) -> None:
+        self.post(look.stream, posts.Look(look.number, is_kept=is_again))
+
+    async def _seen(self, look: _Looking) -> posts.View:
+        """The answer of the owner, which is asked again. One that has died is asked through its
+        heir.
+        """
+        for attempt in range(LOOKS):
+            if attempt:
+                self._ask(look, is_again=True)
+            with trio.move_on_after(self._journal.lease_s / 2):
+                return await look.answer.receive()
+        raise StoreAway("the replica that runs the call does not answer")
+
     def introduce(self, stream: FollowedStream) -> None:
         """See `Home.introduce`."""
+        if (delivery := stream.delivery) is not None and delivery.position < stream.state.durable:
+            self._journal.expect(stream.id, delivery.position, bytes_max=RUNS_BYTES)
         self._nursery.start_soon(self._introduce, stream)
 
     async def _introduce(self, stream: FollowedStream) -> None:
-        with trio.move_on_after(self._journal.lease_s), suppress(StoreAway):
-            await self._look(stream)
+        patience, look_at = trio.move_on_after(self._journal.lease_s), self._looking(stream.id)
+        with patience, suppress(StoreAway), look_at as look:
+            await self._seen(look)
         stream.introduced()
 
     def left(self, stream: FollowedStream) -> None:
@@ -449,9 +473,9 @@ class Replicas:
             return
         if record.owner:
             stream.tell_again()
-        for number, look in self._looks.items():
-            if look.stream is stream:  # the owner has died perhaps while it had the question
-                stream.look(number)  # without an owner, whoever asks becomes it
+        for look in self._looks.values():
+            if look.stream == stream.id:  # the owner has died perhaps while it had the question
+                self._ask(look)  # without an owner, whoever asks becomes it
 
     async def _own(self, stream_id: str) -> None:
         """Own a stream that has no owner, for the client that is attached to it here."""
@@ -775,7 +799,8 @@ class Replicas:
                 elif stream is not None:
                     self._refresh_soon(stream)
                 if (look := self._looks.get(post.request)) is not None:
-                    look.answer.send_nowait(post)
+                    look.sender = sender
+                    look.tell.send_nowait(post)
             case posts.Ended():
                 if stream is not None:
                     stream.ended(post)

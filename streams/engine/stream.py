@@ -182,6 +182,7 @@ class Stream:
         "_asked_for_progress",
         "_changed",
         "_committer",
+        "_early_ack",
         "_events",
         "_keyring",
         "_left_at",
@@ -306,7 +307,7 @@ class Stream:
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
         # handed to it. Only that client, about that delivery, can move the delivered mark.
-        self.newest = self._newest_handed = 0
+        self.newest = self._newest_handed = self._early_ack = 0
         self._reader: Reader | None = None
         self._left_at = -math.inf  # when that delivery was detached or fell silent last
         # Whether data from the peer may still prove that it has read what was written to it.
@@ -682,12 +683,15 @@ class Stream:
         if seq or not self.is_held:
             self.release()
 
-    def hand_elsewhere(self, last: int, size: int | None) -> None:
+    def hand_elsewhere(self, last: int) -> None:
         """The delivery at another replica has handed so much; see `StreamState.hand_elsewhere`."""
         self._newest_handed = last
         self.state.committed(last)
-        if self.state.hand_elsewhere(last, size):
+        if self.state.hand_elsewhere(last):
             self._delivered(self.newest)
+        if 0 < self._early_ack <= last:
+            seq, self._early_ack = self._early_ack, 0
+            self.acknowledge(seq, self.newest)
         if self.state.questions:
             self.let_answer(self._reader, last)
         self.make_use_of_room()
@@ -833,9 +837,13 @@ class Stream:
         return True
 
     def confirm_as(self, session: str, seq: int) -> None:
-        """As `confirm`, by the client of the session with this name, from another replica."""
-        if self._reader is not None and self._reader.name == session:
-            self.confirm(self._reader, seq)
+        """As `confirm`, by the client of the session with this name, from another replica.
+
+        It may be heard of before the delivery has told how far it is, and counts then.
+        """
+        reader = self._reader
+        if reader is not None and reader.name == session and not self.confirm(reader, seq):
+            self._early_ack = seq
 
     def prove(self, delivery_number: int, seq: int) -> None:
         """A sign of life shows that a delivery was read up to `seq`. Only the newest one counts."""
@@ -855,6 +863,7 @@ class Stream:
             self.newest += 1
             delivery.number = self.newest
             self._reader, self._newest_handed = delivery.reader, delivery.position
+            self._early_ack = 0
             self.witness = None
         self.delivery = delivery
         if delivery.start > self.asked:

@@ -34,6 +34,9 @@ class Alone:
         """See `Journal.sessions`."""
         raise NotImplementedError
 
+    def expect(self, stream: str, after: int, *, bytes_max: int) -> None:
+        """See `Journal.expect`."""
+
     async def session(self, key: str) -> SessionRecord | None:
         """See `Journal.session`."""
         records, _ = await self.sessions()
@@ -71,6 +74,11 @@ class Alone:
 
     async def renew(self) -> Mapping[str, int] | None:
         """See `Journal.renew`."""
+        await trio.lowlevel.checkpoint()
+        return {}
+
+    async def running(self, replicas: Sequence[str]) -> Mapping[str, int]:
+        """See `Journal.running`."""
         await trio.lowlevel.checkpoint()
         return {}
 

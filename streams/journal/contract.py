@@ -192,6 +192,9 @@ class Journal(Lookups, Protocol):
         first run begins behind these. Raises `Missing` if lines are missing for any other reason.
         """
 
+    def expect(self, stream: str, after: int, *, bytes_max: int) -> None:
+        """A `read` of these lines will come soon: a shared journal asks its store for them."""
+
     async def webhooks(self, *, limit: int) -> Sequence[Webhook]:
         """The webhooks that wait, those that are due first."""
 
@@ -227,6 +230,11 @@ class Journal(Lookups, Protocol):
 
         None if the streams of this replica were claimed. It owns none from then on, and `replica`
         is a new name.
+        """
+
+    async def running(self, replicas: Sequence[str]) -> Mapping[str, int]:
+        """How many streams whose calls run each of these replicas owns; "" has those without an
+        owner.
         """
 
     async def release(self) -> None:

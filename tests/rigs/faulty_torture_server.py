@@ -30,15 +30,16 @@ async def work(
 ) -> Worked:
     """Do as the real tool does, except for some of the messages."""
     note_run(Path(notes), name)
-    for number in numbers_of(count):
-        await trio.sleep(1 / per_second)
-        entry = entry_of(name, number)
-        if number == DAMAGED:
-            entry["proof"] = entry["proof"][::-1]
-        await call.log("info", entry)
-        if number % flush_every == 0:
-            await call.flush()
-            note(Path(notes) / name, number)
+    with (Path(notes) / name).open("a") as file:
+        for number in numbers_of(count):
+            await trio.sleep(1 / per_second)
+            entry = entry_of(name, number)
+            if number == DAMAGED:
+                entry["proof"] = entry["proof"][::-1]
+            await call.log("info", entry)
+            if number % flush_every == 0:
+                await call.flush()
+                note(file, number)
     return Worked(messages=count)
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import trio
@@ -22,6 +22,8 @@ from tests.rigs.shared_memory import SharedStore
 
 PLENTY = 1024 * 1024
 PATIENCE_S = 60.0  # it only limits how long a failing test takes
+
+_T = TypeVar("_T")
 _prefixes = count()  # of journals in one store
 SHORT_LEASE_S = 0.2  # tests wait for a replica that is gone
 
@@ -197,16 +199,14 @@ async def applied(journal: Journal, *changes: Change) -> None:
     assert list(await journal.commit(changes)) == [None] * len(changes)
 
 
-async def until_done(work: Callable[[], Awaitable[object]]) -> None:
+async def until_done(work: Callable[[], Awaitable[_T]]) -> _T:
     """Repeat what is unavailable, as the engine does."""
     with trio.fail_after(PATIENCE_S):
         while True:
             try:
-                await work()
+                return await work()
             except Unavailable:
                 await trio.sleep(0.02)
-            else:
-                return
 
 
 async def stored(journal: Journal) -> Stored:

@@ -30,6 +30,7 @@ class Reached:
         self._is_dead = False
         self._is_up = trio.Event()
         self._is_up.set()
+        self._trouble = StoreAway
         self._listening = trio.CancelScope()
 
     def __getattr__(self, name: str) -> Any:
@@ -54,11 +55,11 @@ class Reached:
         if self._is_dead:
             await trio.sleep_forever()
         if not self._is_up.is_set():
-            raise StoreAway("the store is away")
+            raise self._trouble("the store is away")
 
-    def cut(self) -> None:
+    def cut(self, trouble: type[StoreAway] = StoreAway) -> None:
         """The store is away for this replica."""
-        self._is_up = trio.Event()
+        self._is_up, self._trouble = trio.Event(), trouble
         self._listening.cancel()
 
     def mend(self) -> None:

@@ -244,6 +244,14 @@ class SharedMemoryJournal:
         unclaimed = {each: -1 for each in self._store.claimed if self._store.owned_by(each)}
         return self._store.counts | unclaimed
 
+    async def running(self, replicas: Sequence[str]) -> Mapping[str, int]:
+        await trio.lowlevel.checkpoint()
+        owned = {each: self._store.owned_by(each) for each in replicas}
+        return {
+            each: sum(record.outcome is Outcome.LIVE for record in records)
+            for each, records in owned.items()
+        }
+
     def _note_claims(self, claimed: Sequence[Record]) -> None:
         self._claims.setdefault(trio.current_time(), []).extend(claimed)
 
@@ -422,6 +430,9 @@ class SharedMemoryJournal:
         await trio.lowlevel.checkpoint()
         self._followed.add(stream)
         return self._store.records.get(stream)
+
+    def expect(self, stream: str, after: int, *, bytes_max: int) -> None:
+        pass
 
     async def unfollow(self, stream: str) -> None:
         await trio.lowlevel.checkpoint()

@@ -226,6 +226,9 @@ class ReplicaJournal:
 
         return await self._ask(renew)
 
+    async def running(self, replicas: Sequence[str]) -> Mapping[str, int]:
+        return await self._ask(partial(self.inner.running, replicas))
+
     async def release(self) -> None:
         await self._ask(self.inner.release)
 
@@ -293,6 +296,9 @@ class ReplicaJournal:
 
     async def follow(self, stream: str) -> Record | None:
         return await self._ask(partial(self.inner.follow, stream))
+
+    def expect(self, stream: str, after: int, *, bytes_max: int) -> None:
+        pass
 
     async def unfollow(self, stream: str) -> None:
         await self._ask(partial(self.inner.unfollow, stream))

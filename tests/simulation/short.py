@@ -26,7 +26,12 @@ PATIENCE_S: Final = 300.0  # with a connection that brings nothing
 CANCELLED_S: Final = 2.0  # in which a call that was cancelled too late is still answered
 AGAIN_S: Final = 10.0  # after the answer: the memory of the call is kept for longer
 # A server says these where it cannot begin a call now, or find it.
-TROUBLED: Final = ("busy", "unavailable", "The server is shutting down: try again later.")
+TROUBLED: Final = (
+    "busy",
+    "unavailable",
+    "draining",
+    "The server is shutting down: try again later.",
+)
 
 
 class ShortCaller:

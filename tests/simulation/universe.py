@@ -110,6 +110,7 @@ def _decide_everything(patch: pytest.MonkeyPatch, clock: MockClock, seed: int) -
         token_bytes=dice.randbytes,
     )
     patch.setattr("streams.keys.secrets", secrets)
+    patch.setattr("streams.keys._random_key", lambda: dice.randbytes(32))  # replicas share by ids
     times: Any = SimpleNamespace(
         time=lambda: EPOCH + clock.current_time(), monotonic=clock.current_time
     )

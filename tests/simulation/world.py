@@ -248,6 +248,7 @@ class World:
             "too_slow": job.part.tool == "strict",
             "too_many_streams": has_not_run and is_crowded,
             "busy": has_not_run,  # the journal was full: no new calls
+            "draining": has_not_run,
             "The server is shutting down: try again later.": has_not_run,
             "unavailable": has_not_run,  # nor could it look such a call up
             "lost": not job.has_ticket or job.has_lost,

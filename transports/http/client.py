@@ -438,7 +438,9 @@ class HttpChannel:
     def _may_send_again(self, exchange: "_Exchange") -> bool:
         """Whether a line is sent once more: that does no harm, and other requests wait."""
         is_harmless = exchange.request_id is None or not exchange.is_sent
-        return is_harmless and not self._is_ours and self._lives_on(exchange)
+        # After a lost connection to a server of ours, a new session resumes all at once.
+        is_apt = exchange.is_put_off or not self._is_ours
+        return is_harmless and is_apt and self._lives_on(exchange)
 
     def _lives_on(self, exchange: "_Exchange") -> bool:
         """Whether the channel goes on although this line, or its response, is lost."""
@@ -575,6 +577,7 @@ class HttpChannel:
         is_lost = exchange.request_id is None and head.status in UNPROCESSED
         if is_lost or (head.status >= 500 and exchange.method != _INITIALIZE):
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
+            exchange.is_put_off = head.status == 503 and exchange.request_id is None
             raise trio.BrokenResourceError(f"the server answered with {head}")
         if exchange.is_awaited or head.status >= 300:
             exchange.is_answered = True
@@ -1080,6 +1083,7 @@ class _Exchange:
         self.scope = trio.CancelScope()
         self.attempt = trio.CancelScope()  # around one request of it and the response to that
         self.is_doubted = False  # that attempt was cancelled, because its connection may be dead
+        self.is_put_off = False  # the server lives, and cannot take it now
         self.refusal: bytes | None = None  # the answer where its bearer token was refused
         self.refusals = 0
         self.authorization: Headers = ()  # that it was sent with
@@ -1088,6 +1092,7 @@ class _Exchange:
     def begin_attempt(self, authorization: Headers) -> None:
         """It is sent with this."""
         self.refusal, self.authorization = None, authorization
+        self.is_put_off = False
 
     @property
     def is_awaited(self) -> bool:

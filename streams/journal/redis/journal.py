@@ -225,11 +225,20 @@ class RedisJournal:
             await self._put_keys_back()
         return await self._writer.renew(self._reader)  # last: its answer must not get lost
 
+    async def running(self, replicas: Sequence[str]) -> Mapping[str, int]:
+        indexes = [f"{self._prefix}o:{each}" for each in replicas]
+        ends = (b"[" + codec.RUNS, b"(" + codec.ENDED)
+        found = await self._calls(*((b"ZLEXCOUNT", index, *ends) for index in indexes))
+        return dict(zip(replicas, map(int, found), strict=True))
+
     # Reading
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         self._check_open()
         return await self._lines.read(stream, after, bytes_max)
+
+    def expect(self, stream: str, after: int, *, bytes_max: int) -> None:
+        self._lines.expect(stream, after, bytes_max)
 
     async def totals(self) -> Totals:
         prefix = self._prefix

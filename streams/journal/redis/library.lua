@@ -9,6 +9,7 @@
 -- lie in the same slot of a cluster.
 
 local ABSENT = ''  -- stands for the mark of a stream without a record
+local TOLD_BYTES_MAX = 16384  -- of a post whose entry is published, too
 
 local function prefix_of(keys)
   return string.sub(keys[1], 1, -8)  -- without 'journal'
@@ -532,18 +533,16 @@ end
 -- Hand bodies to a replica, those from `args[first]` on: whether the owner of the stream is meant
 -- ('s', else 'd'), the sender, their number, the stream, and whether they lie in its inbox until it
 -- receives them. One that is not kept goes there only if the replica does not listen: the store
--- syncs what is written.
+-- syncs what is written. The replica is told the entry, or that there is one if it is long.
 local function hand(p, replica, to, sender, number, stream, is_kept, args, first)
-  local is_written = false
   for i = first, #args do
     local direct = 'd' .. sender .. '\0' .. stream .. '\0' .. args[i]
     if is_kept == '1' or wake(p, replica, direct) == 0 then
-      call('XADD', p .. 'in:' .. replica, '*', to, sender, 'c', number .. '.' .. i, 't', stream, 'b', args[i])
-      is_written = true
+      local count = number .. '.' .. i
+      local id = call('XADD', p .. 'in:' .. replica, '*', to, sender, 'c', count, 't', stream, 'b', args[i])
+      local is_told = #args[i] <= TOLD_BYTES_MAX
+      wake(p, replica, is_told and table.concat({'p' .. id, sender, count, stream, args[i]}, '\0') or 'p')
     end
-  end
-  if is_written then
-    wake(p, replica, 'p')
   end
 end
 
@@ -584,9 +583,6 @@ local function receive(keys, args)
   local inbox = prefix_of(keys) .. 'in:' .. args[1]
   for i = 3, #args do
     call('XDEL', inbox, args[i])
-  end
-  if args[2] == '0' then
-    return {}
   end
   return call('XRANGE', inbox, '-', '+', 'COUNT', args[2])
 end

@@ -80,6 +80,11 @@ class Lines:
             self._read_ahead(stream, found[-1].last, bytes_max)
         return found
 
+    def expect(self, stream: str, after: int, bytes_max: int) -> None:
+        """See `Journal.expect`."""
+        if not self._newest.after(stream, after):
+            self._read_ahead(stream, after, bytes_max)
+
     async def _entries(self, stream: str, after: int, bytes_max: int) -> tuple[list[Any], bool]:
         """The stored runs after a line, about as many as fit, and whether there may be more.
 
@@ -93,7 +98,7 @@ class Lines:
         size, usual = 0, self._usual.get(stream, 0)
         for _ in range(READS_MAX):
             known = RUNS_AT_ONCE if found else RUNS_AT_FIRST
-            most = min(max(1, (bytes_max - size) // usual), known) if usual else FIRST_RUNS
+            most = _runs_of(bytes_max - size, usual, known)
             first = b"(" + found[-1][0] if found else b"%d-0" % (after + 1)
             [some] = await self._link.read([self._xrange(stream, first, most)])
             some = some or []  # None for a key of another type
@@ -128,7 +133,7 @@ class Lines:
         }
         if len(self._ahead) >= AHEAD_MAX:
             return
-        most = min(max(1, bytes_max // self._usual[stream]), RUNS_AT_ONCE)
+        most = _runs_of(bytes_max, self._usual.get(stream, 0), RUNS_AT_ONCE)
         asked = self._link.ask(*self._xrange(stream, b"%d-0" % (after + 1), most))
         if asked is not None:
             self._ahead[stream] = _Ahead(after, now, asked)
@@ -143,3 +148,8 @@ class Lines:
             return []
         found: list[Any] | None = await ahead.asked.answer()
         return found or []
+
+
+def _runs_of(size: int, usual: int, at_most: int) -> int:
+    """How many runs have this size; `usual` is that of one, or 0 if it is unknown."""
+    return min(max(1, size // usual), at_most) if usual else FIRST_RUNS

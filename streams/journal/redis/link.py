@@ -40,7 +40,7 @@ from coredis.exceptions import (
     WrongTypeError,
 )
 
-from streams.errors import Full, JournalError, JournalUnusable, StoreAway, Unavailable
+from streams.errors import Full, JournalError, JournalUnusable, StoreAway, StoreDown, Unavailable
 from streams.forks import withhold
 from streams.journal.redis import library
 from streams.journal.redis.addresses import Address, Host
@@ -60,6 +60,7 @@ _AGAIN: Final = re.compile(
 _DAMAGED: Final = "DAMAGED "  # an error of our functions, which names the key
 _WHERE: Final = " script: "  # and before the function, which tells an operator nothing
 _SILENT: Final = "it did not answer in time"
+_REFUSED: Final = "connection refused"
 _NO_FUNCTION: Final = re.compile(r"function not found", re.IGNORECASE)
 
 Command = Sequence[Any]
@@ -97,7 +98,9 @@ def meaning(error: BaseException, address: Address) -> Exception:
             return _not_allowed(text, address)
         case AuthenticationError():
             return JournalUnusable(f"{address} refuses the password ({text}): {_login(address)}.")
-        case BusyLoadingError() | ClusterDownError() | TryAgainError():
+        case BusyLoadingError() | ClusterDownError():
+            return StoreDown(f"{address} is not ready: {text}")
+        case TryAgainError():
             return StoreAway(f"{address} is not ready: {text}")
         case UnknownCommandError() | ProtocolError():
             return JournalUnusable(
@@ -149,7 +152,7 @@ def _reason(error: BaseException) -> str:
             found = found.exceptions[0]
             continue
         if isinstance(found, ConnectionRefusedError):
-            return "connection refused"
+            return _REFUSED
         if isinstance(found, TimeoutError | trio.TooSlowError):
             return _SILENT
         texts.append(str(found))
@@ -180,7 +183,7 @@ class Servers:
         self._nursery = nursery
         self._tls = address.tls()
         self._moved_to: Host | None = None
-        self._failure = ""  # of the last attempt to connect
+        self._failure = Unavailable()  # of the last attempt to connect
         self._next_at = -math.inf  # when the next one may be made
         self._connected_at = -math.inf
         self.key = f"{{{address.prefix}}}:journal"
@@ -205,12 +208,12 @@ class Servers:
     def failed(self, error: Unavailable, began_at: float) -> None:
         """An attempt to connect has failed: see `CONNECT_PAUSE_S`."""
         if self._connected_at < began_at:
-            self._failure, self._next_at = str(error), trio.current_time() + CONNECT_PAUSE_S
+            self._failure, self._next_at = error, trio.current_time() + CONNECT_PAUSE_S
 
     def check_pause(self) -> None:
         """Raise `Unavailable` if it is too early for another attempt to connect."""
         if trio.current_time() < self._next_at:
-            raise StoreAway(self._failure)
+            raise type(self._failure)(str(self._failure))
 
     def moved(self, host: Host | None) -> None:
         """The keys are elsewhere: at `host`, or where the next look finds them."""
@@ -261,7 +264,8 @@ class Servers:
             why = _reason(cause)
             if self._tls is not None and why is _SILENT:
                 why += ": is it a port for TLS?"
-            raise StoreAway(f"{self.address}: no connection to {where} ({why})") from error
+            away = StoreDown if why is _REFUSED or isinstance(meant, StoreDown) else StoreAway
+            raise away(f"{self.address}: no connection to {where} ({why})") from error
         if (stream := connection.stream) is not None:  # else it is lost already
             withhold(stream.extra(SocketAttribute.raw_socket))  # nosec B610 # no SQL
             # 64 KiB at a time would be five turns of the loop for a stored run.
@@ -269,7 +273,8 @@ class Servers:
         return connection
 
     async def _by_sentinels(self) -> BaseConnection:
-        address, troubles = self.address, []
+        address = self.address
+        troubles: list[Unavailable] = []
         login = {"username": address.sentinel_user, "password": address.sentinel_password}
         for host in address.hosts:
             try:
@@ -281,24 +286,26 @@ class Servers:
                 finally:
                     sentinel.invalidate()
                 if found is None:
-                    troubles.append(f"{host[0]} knows no service {address.service!r}")
+                    what = f"{host[0]} knows no service {address.service!r}"
+                    troubles.append(StoreAway(what))
                     continue
                 primary = await self._connect_to((found[0].decode(), int(found[1])))
                 role: Any = await self._ask(primary, b"ROLE")
             except Unavailable as error:
-                troubles.append(self._without_url(error))
+                troubles.append(error)
                 continue
             if role[0] == b"master":
                 return primary
             primary.invalidate()
-            troubles.append(f"{found[0].decode()}:{int(found[1])} is no primary any more")
-        raise StoreAway(f"{address}: no Sentinel leads to a primary ({'; '.join(troubles)})")
+            what = f"{found[0].decode()}:{int(found[1])} is no primary any more"
+            troubles.append(StoreDown(what))
+        raise self._away("no Sentinel leads to a primary ({})", troubles)
 
     async def _by_cluster(self) -> BaseConnection:
         if self._moved_to is not None:
             host, self._moved_to = self._moved_to, None
             return await self._connect_to(host)
-        troubles = []
+        troubles: list[Unavailable] = []
         for seed in self.address.hosts:
             try:
                 connection = await self._connect_to(seed)
@@ -312,14 +319,17 @@ class Servers:
                         connection.invalidate()
                         return await self._connect_to(host)
                 connection.invalidate()
-                troubles.append(f"no node has the slot {slot}")
+                troubles.append(StoreDown(f"no node has the slot {slot}"))
             except Unavailable as error:
-                troubles.append(self._without_url(error))
-        raise StoreAway(f"{self.address}: {'; '.join(troubles)}")
+                troubles.append(error)
+        raise self._away("{}", troubles)
 
-    def _without_url(self, error: Unavailable) -> str:
-        """An error of one server, to be told behind the URL."""
-        return str(error).removeprefix(f"{self.address}: ")
+    def _away(self, text: str, troubles: Sequence[Unavailable]) -> StoreAway:
+        """The error of all servers: `text` with the trouble of each, told behind the URL."""
+        url = f"{self.address}: "
+        told = "; ".join(str(each).removeprefix(url) for each in troubles)
+        is_down = any(isinstance(each, StoreDown) for each in troubles)
+        return (StoreDown if is_down else StoreAway)(url + text.format(told))
 
     async def _ask(self, connection: BaseConnection, *command: Any) -> Any:
         try:

@@ -2,10 +2,14 @@
 
 The store publishes to a channel of each replica, and to one of all. It keeps nothing that it
 publishes while the connection is lost. So after each reconnect the streams are followed anew, and
-the news are `is_all`. Posts lie in the store until they are received: the channel only tells of
-them. It brings those that are not kept.
+the news are `is_all`. Posts lie in the store until they were received, and the channel brings them,
+unless they are long: then it tells of them, and they are fetched. Those that are not kept come by
+the channel alone.
 """
 
+import itertools
+import math
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import aclosing
@@ -25,11 +29,18 @@ from streams.journal.redis.writer import look_up, looked_up
 CHANNELS: Final = 2  # that of a replica, and that of all
 POSTS_AT_ONCE: Final = 1000
 FOLLOWED_AT_ONCE: Final = 1000  # streams of one call
+# Posts are deleted in the store so long after the last news, or as soon as there are so many: each
+# write is a sync.
+DELETED_AFTER_S: Final = 0.02
+UNDELETED_MAX: Final = 500
 # Ids of received posts: a store that has gone back may show them once more.
 REMEMBERED_MAX: Final = 10_000
 PING_S: Final = 5.0  # between two looks whether the connection is alive
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 0.2
+
+# An entry of an inbox: see `hand` in library.lua.
+_TOLD: Final = re.compile(rb"p(\d+-\d+)\0([^\0]*)\0([^\0]*)\0([^\0]*)\0(.*)", re.DOTALL)
 
 
 class Listener:
@@ -45,10 +56,14 @@ class Listener:
         self._changed: set[str] = set()
         self._is_all = False
         self._released: set[str] = set()
-        self._has_posts = False
-        self._posts: list[Post] = []  # fetched, and not yet among the news
+        self._has_posts = False  # the store has some that are to be fetched
+        self._is_fetching = False
+        self._posts: list[Post] = []  # received, and not yet among the news
         self._unkept: list[Post] = []  # they follow all those that the store has now
-        self._fetched_ids: list[bytes] = []  # not yet deleted in the store
+        # The ids of received posts that are not yet deleted in the store, in order. So many of the
+        # first were among the news: who waits for news again has acted upon them.
+        self._received: dict[bytes, None] = {}
+        self._handed = 0
         self._remembered: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
         self._wake = trio.Event()
         self._connection: BaseConnection | None = None
@@ -128,7 +143,12 @@ class Listener:
                 streams = message[1:].decode(errors="replace").split("\0")
                 self._changed.update(self._following.intersection(streams))
             case b"p":
-                self._has_posts = True
+                told = None if self._has_posts or self._is_fetching else _TOLD.fullmatch(message)
+                if told is None:  # those that the store has come first
+                    self._has_posts = True
+                else:
+                    entry_id, sender, count, stream, body = told.groups()
+                    self._receive(entry_id, [b"s", sender, b"c", count, b"t", stream, b"b", body])
             case b"d" if message.count(b"\0") >= 2:
                 sender, stream, body = message[1:].split(b"\0", 2)
                 self._unkept.append(Post(sender.decode(), stream.decode(), body))
@@ -172,43 +192,35 @@ class Listener:
         while True:
             self.check()
             self._wake = trio.Event()
-            if self._has_posts:
+            if self._has_posts or self._handed > UNDELETED_MAX:
                 await self._fetch()
             if not self._has_posts:
                 self._posts += self._unkept
                 self._unkept = []
             if self._posts or self._changed or self._is_all or self._released:
                 break
-            if not self._has_posts:
+            if self._has_posts:
+                continue
+            with trio.move_on_after(DELETED_AFTER_S if self._handed else math.inf) as idle:
                 await self._wake.wait()
+            if idle.cancelled_caught:
+                await self._fetch()
         found = News(frozenset(self._changed), self._posts, self._is_all, frozenset(self._released))
         self._changed, self._posts, self._released = set(), [], set()
-        self._is_all = False
+        self._is_all, self._handed = False, len(self._received)
         return found
 
     async def _fetch(self) -> None:
-        """Receive posts, and delete them in the store."""
-        self._has_posts = False
+        """Fetch posts, and delete those in the store that were acted upon.
+
+        An heir of a replica that dies before gets these, too.
+        """
+        self._has_posts, self._is_fetching = False, True
+        deleted = list(itertools.islice(self._received, self._handed))
         try:
-            entries = await self._receive(POSTS_AT_ONCE)
-            for entry_id, fields in entries:
-                self._fetched_ids.append(entry_id)
-                found = self._servers.complaints.decoded(
-                    f"{self._prefix}in:{self._replica()}",
-                    codec.post_of,
-                    fields,
-                    part=f"entry {entry_id.decode()}",
-                )
-                if found is not None and found[0] not in self._remembered:
-                    self._remembered[found[0]] = None
-                    self._posts.append(found[1])
-            while len(self._remembered) > REMEMBERED_MAX:
-                self._remembered.popitem(last=False)
-            self._has_posts |= len(entries) == POSTS_AT_ONCE
-            if entries:
-                # Before they are among the news: a replica that claims our streams later would
-                # receive them once more.
-                await self._receive(0)
+            entries: list[Any] = await self._link.function(
+                "receive", self._replica(), POSTS_AT_ONCE, *deleted
+            )
         except Unavailable:
             self._has_posts = True
             if not self._posts:
@@ -216,12 +228,32 @@ class Listener:
         except BaseException:
             self._has_posts = True
             raise
+        else:
+            for entry_id in deleted:
+                del self._received[entry_id]
+            self._handed = 0
+            for entry_id, fields in entries:
+                self._receive(entry_id, fields)
+            self._has_posts |= len(entries) == POSTS_AT_ONCE
+        finally:
+            self._is_fetching = False
 
-    async def _receive(self, most: int) -> list[Any]:
-        deleted = list(self._fetched_ids)
-        found: list[Any] = await self._link.function("receive", self._replica(), most, *deleted)
-        del self._fetched_ids[: len(deleted)]
-        return found
+    def _receive(self, entry_id: bytes, fields: list[bytes]) -> None:
+        """Note the post of an entry, once."""
+        if entry_id in self._received:
+            return
+        self._received[entry_id] = None
+        found = self._servers.complaints.decoded(
+            f"{self._prefix}in:{self._replica()}",
+            codec.post_of,
+            fields,
+            part=f"entry {entry_id.decode()}",
+        )
+        if found is not None and found[0] not in self._remembered:
+            self._remembered[found[0]] = None
+            self._posts.append(found[1])
+        while len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
 
 
 def _unavailable(errors: BaseExceptionGroup[Any], servers: Servers) -> JournalError:

@@ -37,7 +37,8 @@ async def figures_of(
     story = Story(NAME, count)
     ledger.begin(story)
     if acknowledged:
-        note(ledger.notes / NAME, acknowledged)
+        with (ledger.notes / NAME).open("a") as file:
+            note(file, acknowledged)
     for number in numbers:
         story.look(message(entry_of(NAME, number)))
     if result is not None:
@@ -194,8 +195,9 @@ def test_recovery_is_told_by_its_median_and_its_worst(ledger: Ledger) -> None:
 async def test_a_note_that_is_half_written_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / NAME
     assert noted(path) == 0
-    note(path, 7)
-    note(path, 12)
+    with path.open("a") as file:
+        note(file, 7)
+        note(file, 12)
     with path.open("a") as file:
         file.write("31")
     assert noted(path) == 12

@@ -257,13 +257,14 @@ def test_without_room_held_progress_stays_held() -> None:
 # Marks
 
 
-def test_the_size_of_lines_that_were_handed_elsewhere_is_estimated_if_it_is_unknown() -> None:
+def test_the_size_of_lines_that_were_handed_elsewhere_is_estimated() -> None:
     state = a_state()
     for text in ("first", "second", "third", "fourth"):
         state.add(line(text))
     commit(state)
-    state.hand_elsewhere(1, len(line("first")))
-    state.hand_elsewhere(4, None)
+    state.hand_elsewhere(1)
+    assert state.bytes_handed == state.bytes_numbered // 4
+    state.hand_elsewhere(4)
     assert (state.handed, state.bytes_handed) == (4, state.bytes_numbered)
 
 

@@ -57,6 +57,19 @@ async def replicas() -> AsyncIterator[Replicas]:
         yield replicas
 
 
+def attachments_held(replica: Replica) -> trio.Event:
+    """Owners do not hear of deliveries at this replica before the event is set."""
+    may_go = trio.Event()
+
+    async def post(stream: str, *bodies: bytes, **how: Any) -> bool:
+        if any(isinstance(posts.decode(body), posts.Attach) for body in bodies):
+            await may_go.wait()
+        return await replica.reached.inner.post(stream, *bodies, **how)
+
+    replica.reached.post = post
+    return may_go
+
+
 # Displacing
 
 
@@ -93,6 +106,30 @@ async def test_a_resume_at_the_owner_displaces_the_one_elsewhere(
     assert (said(third.seen), said(second.seen)) == (["to the newest"], [])
 
 
+async def test_what_is_confirmed_while_a_client_comes_back_elsewhere_is_not_gone_for_it(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Its earlier connection confirms messages after the owner was asked how far it is."""
+    ours, theirs = await replicas.two()
+    first = await ours.dial(POSITIONS)
+    stream = await first.begin(1, "step")
+    ours.steps.log("a", "b", "c")
+    await first.find(lambda m: said([m]) == ["c"])
+    is_confirmed = attachments_held(theirs)
+    second = await theirs.dial(POSITIONS)
+    await second.ask(2, "stream/resume", **named(stream))
+    await wait_all_tasks_blocked()
+    await first.tell("notifications/stream/ack", streamId=stream["streamId"], seq=2)
+    while replicas.store.records[stream["streamId"]].acked < 2:
+        await trio.sleep(0.01)
+    is_confirmed.set()
+    refused = (await second.answer(2))["error"]
+    assert (reason(refused), said(second.seen)) == ("unavailable", [])
+    await second.ask(3, "stream/resume", **named(stream))
+    await second.find(lambda m: said([m]) == ["c"])
+    assert said(second.seen) == ["c"]
+
+
 async def test_a_delivery_that_the_owner_hears_of_late_displaces_no_newer_one(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
@@ -105,14 +142,7 @@ async def test_a_delivery_that_the_owner_hears_of_late_displaces_no_newer_one(
     ours.steps.log(*texts)
     ours.steps.finish()
     await wait_all_tasks_blocked()
-    is_heard = trio.Event()
-
-    async def post(stream: str, *bodies: bytes, **how: Any) -> bool:
-        if any(isinstance(posts.decode(body), posts.Attach) for body in bodies):
-            await is_heard.wait()
-        return await theirs.reached.inner.post(stream, *bodies, **how)
-
-    theirs.reached.post = post
+    is_heard = attachments_held(theirs)
     second = await theirs.dial()
     await second.ask(2, "stream/resume", **named(stream))
     assert text_of(await second.answer(1)) == "done"
@@ -561,14 +591,7 @@ async def test_an_attachment_that_the_owner_hears_of_late_ends_no_newer_one(
     first.cable.cut()
     owner.steps.log("for each")
     await wait_all_tasks_blocked()
-    is_heard = trio.Event()
-
-    async def post(stream: str, *bodies: bytes, **how: Any) -> bool:
-        if any(isinstance(posts.decode(body), posts.Attach) for body in bodies):
-            await is_heard.wait()
-        return await other.reached.inner.post(stream, *bodies, **how)
-
-    other.reached.post = post
+    is_heard = attachments_held(other)
     second = await other.dial()
     await second.ask(2, "stream/resume", **named(stream))
     await second.find(lambda m: said([m]) == ["for each"])

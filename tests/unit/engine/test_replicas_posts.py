@@ -3,7 +3,7 @@
 A client was told that they are on their way, and need not repeat them.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,21 +38,33 @@ async def replicas() -> AsyncIterator[Replicas]:
 
 
 @contextmanager
-def losing(replicas: Replicas, *kinds: type) -> Iterator[None]:
-    """The store loses posts of these kinds; then all replicas hear that news were lost."""
+def dropping(replicas: Replicas, drops: Callable[[object], bool]) -> Iterator[None]:
+    """The store loses these posts, and nobody hears of that."""
     store = replicas.store
     keep = store.keep_posts
 
     def keep_some(replica: str, given: Sequence[Post]) -> None:
-        keep(replica, [each for each in given if not isinstance(posts.decode(each.body), kinds)])
+        keep(replica, [each for each in given if not drops(posts.decode(each.body))])
 
     store.keep_posts = keep_some  # type: ignore[method-assign]
     try:
         yield
     finally:
         store.keep_posts = keep  # type: ignore[method-assign]
-    for journal in store.listeners:
+
+
+@contextmanager
+def losing(replicas: Replicas, *kinds: type) -> Iterator[None]:
+    """The store loses posts of these kinds; then all replicas hear that news were lost."""
+    with dropping(replicas, lambda post: isinstance(post, kinds)):
+        yield
+    for journal in replicas.store.listeners:
         journal.lose_news()
+
+
+def is_published(post: object) -> bool:
+    """Whether it tells the position of a client, and is not stored."""
+    return isinstance(post, posts.Moved) and not post.is_kept
 
 
 def commit_nothing_more(replica: Replica) -> None:
@@ -288,6 +300,28 @@ async def test_a_call_goes_on_though_the_store_has_lost_how_far_its_client_is(
     theirs.again.finish()
     await talker.answer(1)
     assert said(talker.seen) == [str(n) for n in range(3 * UNSENT_MAX)]
+
+
+async def test_an_owner_knows_within_a_lease_how_far_a_client_elsewhere_is(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """Published posts may be lost. An ack by a third replica may also come sooner."""
+    ours, theirs, third = [await replicas.start() for _ in range(3)]
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "again")
+    owned = theirs.running.engine.here(stream["streamId"])
+    assert owned is not None
+    with dropping(replicas, is_published):
+        talker = await resumed(ours, stream)
+        await wait_all_tasks_blocked()
+        theirs.again.log("a")
+        await talker.find(lambda m: said([m]) == ["a"])
+        assert owned.reader is not None
+        assert third.running.engine._replicas is not None
+        third.running.engine._replicas.post(owned.id, posts.Acked(1, owned.reader.name))
+        await wait_all_tasks_blocked()
+        assert (owned.state.handed, owned.state.delivered) == (0, 0)
+        await trio.sleep(2 * LEASE_S)
+    assert (owned.state.handed, owned.state.delivered) == (1, 1)
 
 
 @pytest.mark.parametrize("heirs", [1, 2])

@@ -587,7 +587,7 @@ async def test_every_http_verb_is_refused_with_advice_while_the_store_is_away(
     ours.reached.cut()
     if is_known:
         ours.steps.log("not committed yet")
-        await trio.sleep(1)
+        await trio.sleep(LEASE_S / 4)
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {}}
     unknown = await elsewhere(ours, other)
     answers = {

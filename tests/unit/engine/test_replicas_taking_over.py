@@ -12,7 +12,7 @@ from streams.clock import wall
 from streams.engine import posts
 from streams.engine.engine import SHUTDOWN_S
 from streams.engine.events import CallReleased
-from streams.engine.leases import BEATS
+from streams.engine.leases import BEATS, GONE
 from streams.engine.outbox import SENT_S
 from streams.engine.rerun import MISSING_LEASES
 from streams.errors import StoreAway
@@ -507,9 +507,9 @@ async def test_a_follower_that_dies_while_the_owner_is_cut_off_counts_as_gone(
     await resumed(follower, stream)
     await trio.sleep(LEASE_S)
     follower.kill()
-    await trio.sleep(0.8 * LEASE_S)
+    await trio.sleep((GONE - 1 / BEATS) * LEASE_S)
     owner.reached.cut()
-    await trio.sleep(0.65 * LEASE_S)
+    await trio.sleep((GONE - 3 / BEATS) * LEASE_S)
     assert follower.name not in replicas.store.counts
     owner.reached.mend()
     await trio.sleep(MAX_S + LEASE_S)

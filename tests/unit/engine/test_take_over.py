@@ -10,9 +10,9 @@ import trio
 from trio.testing import MockClock
 
 from streams import Limits, Server
-from streams.engine.leases import AWAY, BEATS, SILENT, STEPS
+from streams.engine.leases import AWAY, BEATS, DOWN, STEPS, Marks
 from streams.engine.replicas import SHARED_BEATS
-from streams.errors import Unavailable
+from streams.errors import StoreAway, StoreDown, Unavailable
 from streams.journal.records import Outcome
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import POSITIONS, Json, Talker, named, reason, said
@@ -101,9 +101,9 @@ async def test_a_replica_without_the_store_sends_its_clients_away_before_its_lea
     began_at = trio.current_time()
     while not theirs.running.engine.unready:
         await trio.sleep(0.01)
-    assert trio.current_time() - began_at <= SILENT.late * LEASE_S + 0.05
+    assert trio.current_time() - began_at <= AWAY.late * LEASE_S + 0.05
     await talker.end()
-    assert trio.current_time() - began_at <= SILENT.cut_off * LEASE_S + 0.05
+    assert trio.current_time() - began_at <= AWAY.cut_off * LEASE_S + 0.05
     theirs.kill()
 
 
@@ -143,18 +143,37 @@ async def test_a_replica_that_renews_slowly_keeps_its_clients_while_it_commits(
     assert not theirs.running.engine.unready
 
 
-async def test_a_replica_whose_store_is_refused_keeps_its_clients_longer_than_a_silent_one(
-    replicas: Replicas, autojump_clock: MockClock
+async def assert_ends_by(talker: Talker, marks: Marks, since: float) -> None:
+    """Its replica sends it away between these marks, with a beat of tolerance."""
+    await talker.end()
+    took_s = trio.current_time() - since
+    assert marks.late * LEASE_S - BEAT_S < took_s <= marks.cut_off * LEASE_S + BEAT_S
+
+
+@pytest.mark.parametrize(("trouble", "marks"), [(StoreAway, AWAY), (StoreDown, DOWN)])
+async def test_a_replica_keeps_its_clients_longer_where_the_store_says_that_it_is_down(
+    replicas: Replicas, autojump_clock: MockClock, trouble: type[StoreAway], marks: Marks
 ) -> None:
     """A store that restarts refuses connections, and does so for the other replicas, too."""
     _, theirs = await replicas.two()
     talker, _ = await begun(theirs)
     await trio.sleep(2 * LEASE_S)
     began_at = trio.current_time()
+    theirs.reached.cut(trouble)
+    await assert_ends_by(talker, marks, began_at)
+    theirs.kill()
+
+
+async def test_a_store_that_falls_silent_after_it_said_that_it_is_down_is_away_since_then(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    _, theirs = await replicas.two()
+    talker, _ = await begun(theirs)
+    theirs.reached.cut(StoreDown)
+    await trio.sleep(LEASE_S)
+    fell_silent_at = trio.current_time()
     theirs.reached.cut()
-    await talker.end()
-    took_s = trio.current_time() - began_at
-    assert AWAY.late * LEASE_S - BEAT_S < took_s <= AWAY.cut_off * LEASE_S + BEAT_S
+    await assert_ends_by(talker, AWAY, fell_silent_at)
     theirs.kill()
 
 
@@ -212,6 +231,18 @@ async def test_replicas_share_the_streams_of_one_that_is_gone(
     counts = [sum(each in heir.streams for each in streams) for heir in heirs]
     assert sum(counts) == len(streams)
     assert min(counts) >= 4
+
+
+async def test_all_replicas_run_about_as_many_calls_once_one_is_gone(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """One that has just started takes what the others would have had to share."""
+    busy, idle, theirs = [await replicas.start() for _ in range(3)]
+    streams = [(await begun(each))[1]["streamId"] for each in (busy, theirs) * 8][1::2]
+    await trio.sleep(2 * LEASE_S)
+    theirs.kill()
+    await trio.sleep(CLAIMED_S)
+    assert set(streams) == set(idle.streams)
 
 
 async def test_replicas_share_the_streams_of_one_that_releases_them(

@@ -272,6 +272,17 @@ async def test_what_a_claim_has_left_is_told_to_replicas_that_come_later(
             assert gone.replica not in counts
 
 
+async def test_the_calls_that_run_are_counted_for_each_owner(open_replica: OpenReplica) -> None:
+    async with open_replica() as one, open_replica() as two:
+        await applied(one, *(Create(record(stream)) for stream in "abc"), *evicted("d", stays=True))
+        await applied(one, Create(record("e")), last_append(1, 1, stream="e"))
+        await applied(two, Create(record("f")))
+        running = {one.replica: 3, two.replica: 1, "": 0, "nobody": 0}
+        assert await one.running(list(running)) == running
+        await one.release()
+        assert await two.running([one.replica, ""]) == {one.replica: 0, "": 3}
+
+
 async def test_a_release_of_nothing_is_no_error(open_replica: OpenReplica) -> None:
     async with open_replica() as one, open_replica() as two:
         await one.release()
@@ -502,6 +513,22 @@ async def test_posts_reach_the_owner_once_and_in_order(open_replica: OpenReplica
         assert not await has_news(one)
         assert await one.post("s", b"\x00\xff\n")
         assert await posts_of(one, 1) == [(one.replica, "s", b"\x00\xff\n")]
+
+
+async def test_posts_of_any_length_keep_their_order(open_replica: OpenReplica) -> None:
+    """The store publishes short ones, and tells of long ones."""
+    async with open_replica() as one, open_replica() as two:
+        await applied(one, Create(record()))
+        bodies = [b"%d" % n + b"\x00" * (20_000 if n % 3 else 9) for n in range(40)]
+        async with trio.open_nursery() as nursery:
+            for n in range(0, 40, 4):
+                nursery.start_soon(two.post, "s", *bodies[n : n + 4])
+            posts = await posts_of(one, 40)
+        found = [body for _, _, body in posts]
+        for n in range(0, 40, 4):  # one post each, which begin in any order
+            first = found.index(bodies[n])
+            assert found[first : first + 4] == bodies[n : n + 4]
+        assert not await has_news(one)
 
 
 async def test_posts_that_are_not_kept_overtake_none(open_replica: OpenReplica) -> None:

@@ -364,6 +364,42 @@ async def test_a_session_that_is_gone_or_a_server_that_fails_ends_the_channel(st
     assert [asked.method for asked in server.asked] == ["POST", "POST"]
 
 
+async def test_a_notification_that_a_server_of_ours_puts_off_is_sent_again_and_calls_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The store of its journal is away. A new session would find no more of it than this one."""
+    monkeypatch.setattr(httpclient, "RETRY_S", 0.0)
+    acks = 0
+    is_acked = trio.Event()
+
+    async def script(asked: Asked) -> None:
+        nonlocal acks
+        if b"initialize" in asked.body:
+            await asked.respond("200 OK", WELCOME, NDJSON)
+            return
+        if asked.body == call(1).rstrip():
+            await asked.start()
+            await asked.write(messages.notification("begun"))
+            await is_acked.wait()
+            await asked.write(answer(1))
+            await asked.finish()
+            return
+        acks += 1
+        await asked.respond("503 Service Unavailable" if acks < 3 else "202 Accepted")
+        if acks == 3:
+            is_acked.set()
+
+    async with connected(script) as (server, channel):
+        await channel.send(HELLO)
+        await receive(channel, 1)
+        await channel.send(call(1))
+        await receive(channel, 1)
+        await channel.send(messages.notification("notifications/stream/ack", {"seq": 1}))
+        assert await receive(channel, 1) == [answer(1).rstrip()]
+        await assert_alive(channel)
+    assert len(server.posted) == 6
+
+
 @pytest.mark.parametrize("status", ["404 Not Found", "502 Bad Gateway"])
 async def test_who_says_hello_is_told_why_not(status: str) -> None:
     async def script(asked: Asked) -> None:

@@ -73,27 +73,30 @@ class Cluster:
     """See the module; made by `cluster`."""
 
     def __init__(self, plan: Plan, cables: Sequence[Cables], link: Cables, dice: Random) -> None:
-        """`cables` lead each replica to the store, and `link` leads the copy to the primary."""
+        """`cables` lead each replica to the store, with one that is spare, and `link` leads the
+        copy to the primary.
+        """
         program, _ = store_program()
         self.primary = Store("store-1", program, plan.folder)
         self.copy = Store("store-2", program, plan.folder) if plan.with_copy else None
         self.replicas_acked = plan.replicas_acked
-        self.cables = cables
         self.link = link
         ports = [one.port if plan.with_cables else self.primary.port for one in cables]
-        self.replicas = [
+        places = [
             Replica(number, plan.app, plan.options(port), plan.folder)
             for number, port in enumerate(ports, 1)
         ]
+        self.cables = dict(zip(places, cables, strict=True))
+        *self.replicas, self._spare = places
         haproxy = balancer_program()
-        self.balancer = Balancer(haproxy, self.replicas, plan.folder) if haproxy else None
+        self.balancer = Balancer(haproxy, places, plan.folder) if haproxy else None
         self._dice = dice
 
     @property
     def programs(self) -> list[Program]:
         """All processes."""
         others = [one for one in (self.copy, self.balancer) if one is not None]
-        return [self.primary, *self.replicas, *others]
+        return [self.primary, *self.cables, *others]
 
     def dialer(self, scheme: str) -> AbstractAsyncContextManager[ClientChannel]:
         """Connect to the balancer; without one, to any replica."""
@@ -122,9 +125,17 @@ class Cluster:
             await self.balancer.start()
             await self.balancer.up()
 
+    async def replace(self, replica: Replica) -> None:
+        """Start another replica, and end this one with SIGTERM when that is ready."""
+        await self._spare.start()
+        await self._spare.up()
+        self.replicas[self.replicas.index(replica)] = self._spare
+        self._spare = replica
+        await replica.stop()
+
     def lead(self) -> None:
         """Lead the replicas and the copy to the primary."""
-        for cables in (*self.cables, self.link):
+        for cables in (*self.cables.values(), self.link):
             cables.lead_to(self.primary.port)
 
 
@@ -133,7 +144,7 @@ async def cluster(plan: Plan, dice: Random) -> AsyncIterator[Cluster]:
     """Make a cluster, and kill its processes at the end. Raises `NoServer`."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with trio.open_nursery() as nursery:
-        cables = [Cables() for _ in range(plan.replicas + 1)]
+        cables = [Cables() for _ in range(plan.replicas + 2)]  # of a spare one and the copy, too
         for one in cables:
             await nursery.start(one.serve)
         made = Cluster(plan, cables[:-1], cables[-1], dice)

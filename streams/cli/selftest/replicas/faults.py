@@ -58,9 +58,9 @@ async def kill_store(cluster: Cluster, dice: Random, lease_s: float) -> float:
 
 async def partition(cluster: Cluster, dice: Random, lease_s: float) -> float:
     """Part a replica from the store for three leases, by silence or by refused connections."""
-    number = dice.randrange(len(cluster.replicas))
-    cables = cluster.cables[number]
-    cluster.replicas[number].write("parted from the store")
+    replica = dice.choice(cluster.replicas)
+    cables = cluster.cables[replica]
+    replica.write("parted from the store")
     if dice.random() < 1 / 2:
         cables.part()
         await trio.sleep(LEASES_AWAY * lease_s)
@@ -70,8 +70,8 @@ async def partition(cluster: Cluster, dice: Random, lease_s: float) -> float:
         cables.reset()
         await trio.sleep(LEASES_AWAY * lease_s)
         cables.lead_to(cluster.primary.port)
-    cluster.replicas[number].write("no longer parted from the store")
-    await cluster.replicas[number].up()
+    replica.write("no longer parted from the store")
+    await replica.up()
     return 0.0
 
 
@@ -89,7 +89,7 @@ async def failover(cluster: Cluster, dice: Random, lease_s: float) -> float:
     await cluster.primary.lead()
     cluster.lead()
     outage_s = trio.current_time() - began_at
-    for cables in cluster.cables:
+    for cables in cluster.cables.values():
         cables.reset()
     cluster.link.mend()
     await cluster.copy.start()
@@ -102,11 +102,10 @@ async def failover(cluster: Cluster, dice: Random, lease_s: float) -> float:
 
 
 async def roll(cluster: Cluster, dice: Random, lease_s: float) -> float:
-    """End each replica with SIGTERM, one after the other, and start it again."""
-    for replica in cluster.replicas:
-        await replica.stop()
-        await replica.start()
-        await replica.up()
+    """Replace each replica, one after the other, with a lease between them."""
+    for replica in list(cluster.replicas):
+        await cluster.replace(replica)
+        await trio.sleep(lease_s)
     return 0.0
 
 
@@ -142,7 +141,7 @@ FAULTS: Final = {
         Fault("kill", "SIGKILL of a replica", kill),
         Fault("stop", "SIGSTOP of a replica for three leases", stop),
         Fault("store-kill", "SIGKILL of the store", kill_store, may_take_over=False),
-        Fault("rolling", "SIGTERM of all replicas in turn", roll),
+        Fault("rolling", "a rolling update, with SIGTERM of each replica", roll),
         Fault("partition", "a replica without the store for three leases", partition, cuts=True),
         Fault("failover", "failover, one copy acknowledges", failover, True, 1, cuts=True),
         Fault(

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 from anyio import ClosedResourceError
 from coredis.connection import BaseConnection
+from coredis.exceptions import BusyLoadingError, ClusterDownError, TryAgainError
 from msgspec.structs import replace
 
 from streams.clock import wall
@@ -25,6 +26,7 @@ from streams.errors import (
     JournalError,
     JournalUnusable,
     StoreAway,
+    StoreDown,
     Unavailable,
 )
 from streams.journal.contract import Journal
@@ -40,7 +42,8 @@ from streams.journal.records import (
     Restore,
 )
 from streams.journal.redis import library, open_redis_journal
-from streams.journal.redis.link import CONNECT_PAUSE_S, Link, Servers
+from streams.journal.redis.addresses import parse
+from streams.journal.redis.link import CONNECT_PAUSE_S, Link, Servers, meaning
 from streams.journal.redis.writer import JUMP, STREAMS_AT_ONCE
 from streams.journal.sessions import SaveSession
 from streams.limits import DAY_S
@@ -91,11 +94,31 @@ async def test_a_killed_store_that_comes_back_has_every_commit(server: Server) -
         server.kill()
         with pytest.raises(Unavailable):
             await journal.commit([append(4, 4)])
+        for _ in range(2):  # the second time it is too early for another attempt
+            with pytest.raises(StoreDown):
+                await journal.commit([append(4, 4)])
         assert await journal.read("s", 0, bytes_max=PLENTY) == [lines(1, 3)]  # from memory
         server.start()
         await until_done(lambda: applied(journal, append(4, 4)))
         assert await read_all(journal) == lines(1, 4).body
         assert await journal.renew()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_down"),
+    [
+        (BusyLoadingError("LOADING the dataset is read"), True),
+        (ClusterDownError("CLUSTERDOWN a slot has no node"), True),
+        (TryAgainError("TRYAGAIN the slot moves"), False),
+        (TimeoutError(), False),
+    ],
+)
+def test_some_errors_say_that_the_store_is_down_for_all_replicas(
+    error: Exception, is_down: bool
+) -> None:
+    meant = meaning(error, parse("redis://127.0.0.1"))
+    assert isinstance(meant, StoreAway)
+    assert isinstance(meant, StoreDown) == is_down
 
 
 async def test_a_replica_that_runs_waits_for_a_store_that_has_lost_its_user(
