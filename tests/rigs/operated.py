@@ -51,6 +51,20 @@ async def order(call: Call) -> str:
 
 
 @server.tool
+async def orders(call: Call) -> str:
+    """Ask for two orders at once, and end with both."""
+    answers: dict[str, Any] = {}
+
+    async def ask(message: str) -> None:
+        answers[message] = await call.request("elicitation/create", {**ORDER, "message": message})
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "The first?")
+        nursery.start_soon(ask, "The second?")
+    return f"ordered {answers}"
+
+
+@server.tool
 async def repeat(call: Call, text: str, times: int = 1) -> str:
     """Send what the caller has said, and wait."""
     await call.log("info", text * times)

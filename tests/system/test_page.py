@@ -20,7 +20,7 @@ from streams.clock import lasting
 from tests.rigs import ROOT
 from tests.rigs.browser import DESKTOP, PHONE, Tab, browsing
 from tests.wire.process import ServerProcess, kept_port
-from tests.wire.raw import DEADLINE_S, Peer
+from tests.wire.raw import DEADLINE_S, Peer, method_is
 from tests.wire.verbs import POSITIONS, Started, ack, start
 
 APP: Final = f"{ROOT / 'tests/rigs/operated.py'}:server"
@@ -171,6 +171,26 @@ def test_each_event_of_a_call_is_seen_within_a_second(
         tab.photograph(PICTURES / "lost.png")
     record_property("seen", seen.took)
     print("seen after s:", seen.took)
+
+
+def test_what_an_operator_writes_outlives_updates(tab: Tab, serve: Serve) -> None:
+    server = serve("--admin-write")
+    url = signed_in(tab, server)
+    with peer_of(server) as peer:
+        call = start(peer, "orders")
+        tab.open(f"{url}/calls/{call.stream[:12]}")
+        tab.wait_for("document.querySelectorAll('.question').length === 2")
+        asked = [peer.expect(method_is("elicitation/create")) for _ in range(2)]
+        first = next(each for each in asked if "first" in each.params["message"])
+        mine = "[...document.querySelectorAll('.question')].find(q => /second/.test(q.innerText))"
+        name = f"{mine}.querySelector(\"input[name='field name']\")"
+        tab.run(f"{name}.focus(); {name}.value = 'Costs'")
+        peer.answer(first["id"], {"action": "decline"})
+        tab.wait_for("document.querySelectorAll('.question').length === 1")
+        assert tab.run(f"{name}.value") == "Costs"
+        assert tab.run(f"document.activeElement === {name}")
+        tab.click("button.first")
+        assert "'name': 'Costs'" in peer.response(call.id).result["content"][0]["text"]
 
 
 def test_a_browser_comes_back_to_a_server_that_was_killed(tab: Tab, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ _SIMPLE: Final = ("string", "number", "integer", "boolean")
 
 
 def shown(question: OpenQuestion, form: Markup | None) -> Markup:
-    """A question, and the form for its answer."""
+    """A question, and the form for its answer.
+
+    It never changes: htmx leaves the element as it is, with what an operator has written in it.
+    """
     params = _params(question)
     message = params.get("message")
     if isinstance(message, str):
@@ -32,7 +35,8 @@ def shown(question: OpenQuestion, form: Markup | None) -> Markup:
         text, _ = pretty(bytes(question.params))
         told = tag("pre", text[:PARAMS_LETTERS_MAX])
     heading = tag("h3", f"{question.method}, message {question.seq}", class_="asks")
-    return tag("section", heading, told, form, class_="question", id=f"question-{question.seq}")
+    id_ = f"question-{question.seq}"
+    return tag("section", heading, told, form, class_="question", id=id_, hx_preserve=True)
 
 
 def form(question: OpenQuestion, action: str, hidden: Markup) -> Markup:
