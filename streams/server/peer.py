@@ -595,6 +595,8 @@ class Peer:
             )
         except Refusal as refused:
             self._engine.tell_refused(refused, connection.transport)
+            # Its cursor counts as an ack, and the client may resume at another replica next.
+            await self._engine.handed_on(is_told_once=False)
             raise
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:

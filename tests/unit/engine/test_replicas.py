@@ -119,6 +119,27 @@ async def test_a_cursor_given_elsewhere_confirms_what_lies_before_it(
     assert reason(gone) == "messages_gone"
 
 
+async def test_a_refused_cursor_counts_before_the_client_is_told(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its next resume, at a third replica, would get what this cursor has confirmed."""
+    ours, theirs = await replicas.two()
+    third = await replicas.start()
+    first, token = await requested(theirs, {**REQUESTS, **POSITIONS})
+    theirs.steps.finish()
+    await first.answer(1)
+    talker = await ours.dial({**REQUESTS, **POSITIONS})
+    takes_posts = post_late(ours, monkeypatch, posts.Delivered)
+    await talker.ask(2, RESUME_REQUEST, **token, after=1)
+    with trio.move_on_after(1) as waiting:
+        await talker.answer(2)
+    assert waiting.cancelled_caught, "it is refused once the store has its cursor"
+    takes_posts.set()
+    assert reason((await talker.answer(2))["error"]) == "messages_gone"
+    again = await (await third.dial(REQUESTS)).request(3, RESUME_REQUEST, **token)
+    assert reason(again) == "messages_gone"
+
+
 async def test_an_ack_that_is_given_elsewhere_makes_room(autojump_clock: MockClock) -> None:
     """The owner's handler waits for room, which only the follower's client makes."""
     limits = Limits(undelivered_bytes_max=1, unsent_entries_max=2)
@@ -160,12 +181,13 @@ async def test_an_ack_at_a_replica_that_does_not_serve_the_client_counts(
     assert replicas.store.records[stream["streamId"]].acked == 1, "another client's is dropped"
 
 
-def post_late(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> trio.Event:
-    """From now on the store takes no posts of this replica until the event is set."""
+def post_late(replica: Replica, monkeypatch: pytest.MonkeyPatch, kind: type = object) -> trio.Event:
+    """From now on the store takes no posts of this kind from a replica until the event is set."""
     takes_posts, post = trio.Event(), replica.reached.inner.post
 
     async def wait(stream: str, *bodies: bytes, **how: Any) -> bool:
-        await takes_posts.wait()
+        if any(isinstance(posts.decode(each), kind) for each in bodies):
+            await takes_posts.wait()
         return await post(stream, *bodies, **how)
 
     monkeypatch.setattr(replica.reached.inner, "post", wait)
