@@ -38,6 +38,9 @@ class Home(Protocol):
     def introduce(self, stream: "FollowedStream") -> None:
         """Call `stream.introduced` once the owner has heard of all that it was told until now."""
 
+    def moved(self, stream: "FollowedStream") -> None:
+        """Call `stream.tell_position` soon."""
+
     def left(self, stream: "FollowedStream") -> None:
         """No delivery is attached to the stream any more."""
 
@@ -329,8 +332,12 @@ class FollowedStream(Stream):
         self._asked_up_to = max(self._asked_up_to, runs[-1].last)
 
     def notify(self) -> None:
-        """See `Stream.notify`. The position has changed, or a write is out: tell the owner."""
+        """See `Stream.notify`. The position has changed, or a write is out: tell the owner soon."""
         super().notify()
+        self._home.moved(self)
+
+    def tell_position(self) -> None:
+        """Tell the owner how far the delivery is, once that is written, unless it was told."""
         delivery = self.delivery
         if delivery is not None and delivery.position <= delivery.written != self._told_written:
             self._tell_position(delivery, is_kept=False)

@@ -59,6 +59,7 @@ SHARED_BEATS: Final = 2  # within so many beats, every replica has taken its sha
 PUT_BACK_BEATS: Final = 2
 WAITED_S: Final = 0.1  # a request that waits no longer than that is overtaken by no other
 LOOKED_UP_AT_ONCE: Final = 200  # records of streams
+POSITIONS_EVERY_S: Final = 0.005  # at which owners are told how far the clients here are
 CANCELS_MAX: Final = 1000  # that may be for a call which has no owner now; the oldest go first
 
 
@@ -124,6 +125,8 @@ class Replicas:
         self._limits = limits
         self._engine = engine
         self._followed: dict[str, FollowedStream] = {}
+        self._moved: dict[str, FollowedStream] = {}  # whose owners will be told of a position
+        self._has_moved = trio.Event()
         self._looks: dict[int, _Looking] = {}
         self._turns: dict[str, trio.Lock] = {}
         self._adopted: dict[str, float] = {}  # streams that were taken over not long ago
@@ -154,6 +157,7 @@ class Replicas:
                 self.leases.run,
                 self.outbox.run,
                 self._listen,
+                self._tell_positions,
                 self._claim_free,
                 self._clear_doubts,
             ):
@@ -438,6 +442,21 @@ class Replicas:
         with patience, suppress(StoreAway), look_at as look:
             await self._seen(look)
         stream.introduced()
+
+    def moved(self, stream: FollowedStream) -> None:
+        """See `Home.moved`."""
+        self._moved[stream.id] = stream
+        self._has_moved.set()
+
+    async def _tell_positions(self) -> None:
+        """Tell owners how far the clients here are, for ever."""
+        while True:
+            await self._has_moved.wait()
+            self._has_moved, moved = trio.Event(), list(self._moved.values())
+            self._moved.clear()
+            for stream in moved:
+                stream.tell_position()
+            await trio.sleep(POSITIONS_EVERY_S)
 
     def left(self, stream: FollowedStream) -> None:
         """See `Home.left`."""

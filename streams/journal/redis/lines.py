@@ -19,7 +19,7 @@ import trio
 from streams.journal.newest import NewestRuns
 from streams.journal.redis import codec
 from streams.journal.redis.link import Asked, Link
-from streams.journal.runs import joined
+from streams.journal.runs import joined, keep_freed_memory
 from streams.messages import Run
 
 READS_MAX: Final = 2  # round trips of one read
@@ -53,6 +53,7 @@ class Lines:
         self._prefix = prefix
         self._usual: dict[str, int] = {}  # bytes of a stored run
         self._ahead: dict[str, _Ahead] = {}
+        keep_freed_memory()
 
     async def read(self, stream: str, after: int, bytes_max: int) -> Sequence[Run]:
         """See `Journal.read`. It passes over lines that were lost, and stops before them.

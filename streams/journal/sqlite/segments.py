@@ -9,9 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from streams.journal.runs import joined
+from streams.journal.runs import joined, keep_freed_memory
 from streams.journal.sqlite.file import connect_to_read
-from streams.limits import MIB
 from streams.messages import Run
 
 # A connection leaks some bytes for each blob that it opens, until it is closed
@@ -20,10 +19,6 @@ BLOBS_MAX: Final = 10_000
 # Each segment passes once through SQLite's cache. A larger one takes room in the processor's, and
 # half of it would be too small for the indexes.
 CACHE_BYTES: Final = 256 * 1024
-# glibc keeps as much free memory at the end of its heap as twice the largest mapped block that was
-# ever freed (mallopt(3), M_MMAP_THRESHOLD). With a block of this size it keeps the memory of the
-# runs of a write; otherwise the next read has to fault its pages in, a fifth of its time.
-FREED_BYTES: Final = 2 * MIB
 
 
 class Segments:
@@ -35,7 +30,7 @@ class Segments:
         self._check = check
         self._connection = connect_to_read(path, cache_bytes=CACHE_BYTES)
         self._blobs = 0  # that this connection has opened
-        bytes(FREED_BYTES)  # mapped and freed
+        keep_freed_memory()
 
     def close(self) -> None:
         self._connection.close()
