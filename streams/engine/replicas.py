@@ -400,10 +400,11 @@ class Replicas:
                 self._learn(stream, record)
             stream.seen_at = trio.current_time()
             view = await self._seen(look)
-        if view.is_known and stream.seen is None:  # it came before the news of the stream did
-            stream.view(view, look.sender)
-        owned = self._streams.index.get(record.stream)  # it may have been taken over meanwhile
-        return owned or (self._followed.get(record.stream) if view.is_known else None)
+        followed = self._followed.get(record.stream)  # it may have been taken over meanwhile
+        if view.is_known and followed is stream and stream.seen is None:
+            stream.view(view, look.sender)  # it came before the news of the stream did
+        owned = self._streams.index.get(record.stream)
+        return owned or (followed if view.is_known else None)
 
     @contextmanager
     def _looking(self, stream_id: str) -> Iterator[_Looking]:

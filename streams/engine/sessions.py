@@ -327,7 +327,7 @@ class Sessions:
         if session is None:
             return
         if is_over:
-            self.unload(session)
+            self._end_here(session)
         else:
             self._doubtful[key] = next(self._changes)
 
@@ -446,8 +446,11 @@ class Sessions:
 
     def end(self, session: HttpSession) -> None:
         """Forget a session and close its connections. `on_end` decides about its streams."""
-        self._leave(session)
         self._committer.add(DropSession(session.key))
+        self._end_here(session)
+
+    def _end_here(self, session: HttpSession) -> None:
+        self._leave(session)
         self._on_end(session)
         session.end()
 

@@ -1,5 +1,6 @@
 """Sessions over HTTP at any replica, what they are told, and limits that all replicas share."""
 
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
+from streams.exchange import Caller
 from streams.messages import Message
 from streams.server.http.endpoint import HELD_S
 from tests.rigs import idempotency
@@ -131,6 +133,17 @@ async def test_the_end_of_a_session_ends_its_responses_at_other_replicas(
     assert standing.is_whole
     await trio.sleep(LEASE_S)
     assert list(theirs.running.engine.sessions) == []
+
+
+async def test_the_end_of_a_session_cancels_its_calls_at_other_replicas(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(PLAIN, caller=Caller("alice", lambda: math.inf))
+    await browser.call(1, "step")
+    assert (await (await elsewhere(ours, browser)).fetch("DELETE")).status == 200
+    await wait_all_tasks_blocked()
+    assert theirs.steps.was_cancelled
 
 
 async def test_another_caller_has_no_session_of_this_one_at_any_replica(

@@ -109,6 +109,13 @@ def test_a_full_journal_says_so_and_goes_on_when_there_is_room(path: Path) -> No
         assert run == waiting.run
 
 
+@pytest.fixture
+def looks_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look for room is one: a fast machine fills the reserve between two of them."""
+    monkeypatch.setattr(disk, "ROOM_S", 0.0)
+
+
+@pytest.mark.usefixtures("looks_anew")
 def test_a_file_that_may_not_grow_has_room_again_when_lines_are_acked(path: Path) -> None:
     with closing(SQLiteStore(path, file_bytes_max=8 * MIB)) as opened:
         opened.commit([Create(record())])
@@ -123,6 +130,7 @@ def test_a_file_that_may_not_grow_has_room_again_when_lines_are_acked(path: Path
         assert opened.look_for_room() is None
 
 
+@pytest.mark.usefixtures("looks_anew")
 def test_a_look_for_room_runs_no_sql_while_there_is_room(path: Path) -> None:
     statements: list[str] = []
     with closing(SQLiteStore(path, bytes_max=64 * MIB)) as opened:
