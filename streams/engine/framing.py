@@ -44,11 +44,18 @@ class Framing(Protocol):
     def line(self, line: bytes) -> bytes:
         """A message that has no number."""
 
-    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
-        """Some messages of a stream; `is_last` where the response that is waited for ends them."""
+    def run(
+        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
+    ) -> Sequence[bytes]:
+        """Some messages of a stream; `is_last` where the response that is waited for ends them.
+
+        `is_page`: that is a page, and nothing follows it.
+        """
 
     def reply(self, line: bytes, position: int | None) -> bytes:
-        """The reply that ends a delivery: with the event id of `position`, or None for no id."""
+        """The reply that ends a delivery: with an event id of `position`, which says that nothing
+        follows, or None for no id.
+        """
 
 
 class Plain:
@@ -72,7 +79,9 @@ class Plain:
     def line(self, line: bytes) -> bytes:
         return line
 
-    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
+    def run(
+        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
+    ) -> Sequence[bytes]:
         return (run.body,)
 
     def reply(self, line: bytes, position: int | None) -> bytes:
@@ -82,7 +91,9 @@ class Plain:
 class Numbered(Plain):
     """Lines, with a header ahead of each run that tells its numbers."""
 
-    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
+    def run(
+        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
+    ) -> Sequence[bytes]:
         return extension.position(stream_id, run), run.body
 
 
@@ -97,7 +108,9 @@ class Lone(Plain):
     ) -> bytes:
         return b""
 
-    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
+    def run(
+        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
+    ) -> Sequence[bytes]:
         return (run.without_last()[1],) if is_last else ()
 
 

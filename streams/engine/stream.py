@@ -329,6 +329,11 @@ class Stream:
         """Whether its idempotency key leads to it from another connection or session too."""
         return self.mark is not None and not self.mark.is_own
 
+    @property
+    def outlives_session(self) -> bool:
+        """Whether its key or a page token leads to it once its connection or session is over."""
+        return self.state.is_paged or self.is_open_to_key
+
     # Its record
 
     def keep_caller(self, caller: bytes) -> None:

@@ -439,18 +439,18 @@ class Streams:
         if not session.settings.dialects:
             for stream in self.index.wanted(session.principal):
                 is_found = stream.is_findable and not session.is_anonymous
-                is_kept = stream.state.is_paged or stream.is_open_to_key or is_found
-                if session.has_begun(stream) and not is_kept:
+                if session.has_begun(stream) and not (stream.outlives_session or is_found):
                     self.drop(stream)
-            if session.is_anonymous:  # so all evicted streams of its principal are its own
+            if session.is_anonymous:  # so all other streams of its principal are its own, too
                 self._over.send_nowait(session.principal)
 
     async def _drop_evicted(self, principal: str) -> None:
+        """Drop the streams of a session that is over: the evicted, and those of other replicas."""
         after = 0
         while records := await patiently(partial(self.cache.wanted, principal, after)):
             for record in records:
                 stream = await patiently(partial(self.cache.find, record.stream))
-                if stream is not None and not stream.is_open_to_key:
+                if stream is not None and not stream.outlives_session:
                     self.drop(stream)  # without waiting, so that it is not evicted again before
             await self._committer.settled()
             after = records[-1].number

@@ -63,7 +63,12 @@ class Front(NamedTuple):
         return httpx2.AsyncClient(verify=context, headers=shown, timeout=RUN_S)
 
 
-@pytest.fixture(scope="module", params=("directly", "nginx", "haproxy"))
+ENDS_TLS: Final = pytest.mark.needs_one_process("the balancer speaks no TLS")
+
+
+@pytest.fixture(
+    scope="module", params=(pytest.param("directly", marks=ENDS_TLS), "nginx", "haproxy")
+)
 def front(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Front]:
@@ -160,6 +165,7 @@ def test_our_own_client_makes_a_call_with_a_token(front: Front, scheme: str, gat
     assert (done.returncode, done.stdout) == (0, "1 steps\n"), done.stderr
 
 
+@ENDS_TLS
 @pytest.mark.parametrize("front", ["directly"], indirect=True)
 def test_our_own_client_says_what_is_wrong(front: Front, gates: str) -> None:
     done = call(front.http, front, gates, MCP_STREAMS_TOKEN=front.token)

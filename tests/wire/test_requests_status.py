@@ -125,8 +125,8 @@ def test_an_interrupted_call_has_failed(server: ServerProcess, gate: Gate) -> No
         for wire, promised, question in zip(wires, each, questions, strict=True):
             peer = wire.opened(REQUESTS)
             server.taken_over(
-                lambda peer=peer, promised=promised: (
-                    status_of(peer, promised)["status"] != "processing"
+                lambda peer=peer, calls=(promised, question): all(
+                    status_of(peer, call)["status"] != "processing" for call in calls
                 )
             )
             assert status_of(peer, promised) == promised.status("failed", True, False)

@@ -39,6 +39,11 @@ def make(**limits: Any) -> Server:
     async def resource(name: str) -> str:
         return name
 
+    @server.tool(pages=True)
+    async def count() -> AsyncIterator[str]:
+        for number in range(5):
+            yield str(number)
+
     return server
 
 
@@ -144,6 +149,34 @@ async def test_the_end_of_a_session_cancels_its_calls_at_other_replicas(
     assert (await (await elsewhere(ours, browser)).fetch("DELETE")).status == 200
     await wait_all_tasks_blocked()
     assert theirs.steps.was_cancelled
+
+
+async def test_pages_outlive_their_session_at_every_replica(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(PLAIN)
+    page = (await browser.call(1, "count")).events[-1][1]["result"]
+    assert (await (await elsewhere(ours, browser)).fetch("DELETE")).status == 200
+    await trio.sleep(LEASE_S)
+    another = await ours.browse(PLAIN)
+    second = await another.call(1, "count", resumeToken=page["nextResumeToken"])
+    assert text_of(second.events[-1][1]) == "1"
+
+
+async def test_a_response_with_a_page_is_complete_at_every_replica_ever_after(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    browser = await theirs.browse(PLAIN)
+    used = await elsewhere(ours, browser)
+    first = answer = await browser.call(1, "count")
+    for number in (2, 3, 4):
+        assert (await used.go_on(first.ids[-1])).status == 405, "nothing is left to say"
+        token = answer.events[-1][1]["result"]["nextResumeToken"]
+        answer = await browser.call(number, "count", resumeToken=token)
+    assert text_of(answer.events[-1][1]) == "3"
+    assert (await used.go_on(first.ids[-1])).status == 405
 
 
 async def test_another_caller_has_no_session_of_this_one_at_any_replica(
