@@ -13,6 +13,7 @@
     │   ├── Unavailable      busy: written wholly or not at all; retry the same call
     │   │   ├── StoreAway    the store that replicas share is away: retry the same call soon
     │   │   │   └── StoreDown  it is away for all replicas
+    │   │   │       └── StoreUnsafe  it answers, and may delete messages
     │   │   └── Full         the disk is full; retry the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
     │       └── Missing      the journal lacks lines that it should have
@@ -272,6 +273,10 @@ class StoreDown(StoreAway):
 
     So it is most likely away for the other replicas, too.
     """
+
+
+class StoreUnsafe(StoreDown):
+    """A store that answers, and may delete messages as it is set now."""
 
 
 class Full(Unavailable):

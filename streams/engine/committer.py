@@ -178,7 +178,7 @@ class Committer:
         """Why clients should go elsewhere; "" where they should not.
 
         A shortage of room is no reason: clients must come in to confirm what they have. Nor is a
-        store that is away, which is away for all replicas: see `Leases.is_late`.
+        store that is away, which is away for all replicas: see `Leases.why_late`.
         """
         return "" if isinstance(self._trouble, StoreAway) else self.trouble
 
@@ -206,7 +206,7 @@ class Committer:
         if trouble is not None:
             if isinstance(trouble, StoreAway):  # its text has an address that no client needs
                 raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(
-                    "The store of the journal does not answer: try again later."
+                    "The store of the journal cannot be used now: try again later."
                 )
             message = f"The journal takes nothing new now ({trouble}): try again later."
             raise Refusal(INTERNAL_ERROR, message)

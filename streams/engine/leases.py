@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 import trio
 
 from streams.engine.committer import Committer
-from streams.errors import StoreAway, StoreDown, Unavailable
+from streams.errors import StoreAway, StoreDown, StoreUnsafe, Unavailable
 from streams.journal.contract import Journal, Wanted
 from streams.logs import log
 
@@ -75,7 +75,8 @@ class Leases:
         self._has_renewed = trio.lowlevel.ParkingLot()
         self._renewed_at = trio.current_time()
         self._refused_at = -math.inf  # when the store has said last that it is down
-        self.is_late = self.is_leaving = False
+        self.why_late = ""  # why balancers should send new clients elsewhere
+        self.is_leaving = False
         self._cut_off = 0.0  # the part of the clients that was sent elsewhere
 
     @property
@@ -181,7 +182,11 @@ class Leases:
         else:
             since, (late, cut_off) = self._heard_at, AWAY
         away = (now - since) / self._journal.lease_s
-        self.is_late |= away >= late
+        if away >= late:
+            is_unsafe = isinstance(trouble, StoreUnsafe)
+            self.why_late = "the store of the journal " + (
+                "may delete messages as it is set" if is_unsafe else "does not answer"
+            )
         part, before = min(1.0, (away - late) / (cut_off - late)), self._cut_off
         if part <= before:
             return
@@ -202,7 +207,7 @@ class Leases:
         # Where this replica itself has stood still, the others did not.
         if now - self._renewed_at > STILL * lease_s:
             self._seen = {replica: (count, now) for replica, (count, _) in self._seen.items()}
-        self._renewed_at, self.is_late, self._cut_off = now, False, 0.0
+        self._renewed_at, self.why_late, self._cut_off = now, "", 0.0
         for replica, count in counts.items():
             was, since = self._seen.get(replica, (None, now))
             if replica == self._name or (replica in self.names and count >= 0):
@@ -230,7 +235,7 @@ class Leases:
         self._name = self._journal.replica
         self.names.add(self._name)
         self._listener.lost_all()
-        self._renewed_at, self.is_late, self._cut_off = trio.current_time(), False, 0.0
+        self._renewed_at, self.why_late, self._cut_off = trio.current_time(), "", 0.0
         self._seen.clear()
 
 

@@ -4,7 +4,7 @@ It is named by the path of a SQLite file, by the URL of a store that replicas sh
 The keys are in a file beside a file, and in the store; `key_file` is another file, for either.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import trio
 
+from streams.engine.leases import BEATS
 from streams.engine.retry import at_start
 from streams.errors import JournalUnusable, Unavailable
 from streams.journal.addresses import checked, is_url, without_secrets
@@ -40,10 +41,14 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 class Keys:
     """The keyring of a process, and the function that reads its keys again."""
 
-    def __init__(self, keyring: Keyring, read: Callable[[], Awaitable[Keyring]] | None) -> None:
+    def __init__(
+        self, keyring: Keyring, place: str, read: Callable[[], Awaitable[Keyring]] | None
+    ) -> None:
+        """`place` is where they come from, and `read` reads them there."""
         self.keyring = keyring
-        self.store: Any = None  # whose other replicas should have the same keys and lease
+        self._place = place
         self._read = read
+        self._store: Any = None  # whose other replicas should have the same keys and lease
 
     async def reload(self) -> bool:
         """Read the keys again, and return whether that was possible.
@@ -61,29 +66,64 @@ class Keys:
         log.info(
             "the keys were read again", keys=len(found.fingerprints), first=found.fingerprints[0]
         )
-        await self.compare()
+        if self._store is not None:
+            try:
+                await self._tell()
+            except Unavailable as error:
+                log.info("the settings of other replicas are unknown", why=str(error))
         return True
 
-    async def compare(self) -> None:
-        """Warn if another replica that lives has other keys, or another lease."""
-        if self.store is None:
-            return
-        marks = self.keyring.fingerprints
-        ours = {"lease_s": f"{self.store.lease_s:g}", "keys": " ".join(marks)}
-        try:
-            others = await self.store.compare(ours)
-        except Unavailable as error:
-            log.info("the settings of other replicas are unknown", why=str(error))
-            return
-        for replica, theirs in others.items():
-            other = theirs.get("keys", "").split()
-            # While keys are changed, one has more of them, and accepts the tokens of the other.
-            if other and (other[0] not in marks or marks[0] not in other):
-                told = {"ours": marks[0], "theirs": other[0]}
-                log.warning("another replica has other keys: tokens fail", replica=replica, **told)
-            if (lease_s := theirs.get("lease_s", ours["lease_s"])) != ours["lease_s"]:
-                told = {"ours": ours["lease_s"], "theirs": lease_s}
+    async def join(self, store: Any) -> None:
+        """Join the replicas of a store, which then know the settings of this one.
+
+        Raises `JournalUnusable` where one that lives has other keys: no client could be told why
+        its tokens fail. One that renews its lease within two leases lives.
+        """
+        self._store = store
+        if others := self._other_keys(await at_start(store.told)):
+            renewals = await at_start(store.renew) or {}
+            for _ in range(2 * BEATS):
+                await trio.sleep(store.lease_s / BEATS)
+                later = await at_start(store.renew) or {}
+                for replica in others:
+                    if later.get(replica, 0) > renewals.get(replica, 0):
+                        raise JournalUnusable(self._differs(replica, others[replica]))
+        await at_start(self._tell)
+
+    def _differs(self, replica: str, theirs: str) -> str:
+        return (
+            f"Replica {replica} of this journal has other keys ({theirs}) than {self._place} "
+            f"({self.keyring.fingerprints[0]}), so tokens of the one would fail at the other: give "
+            "all replicas the same keys, and change them step by step."
+        )
+
+    async def _tell(self) -> None:
+        """Tell other replicas the settings of this one. Warn where theirs are others."""
+        lease_s = f"{self._store.lease_s:g}"
+        await self._store.tell({"lease_s": lease_s, "keys": " ".join(self.keyring.fingerprints)})
+        others = await self._store.told()
+        for replica, theirs in self._other_keys(others).items():
+            told = {"ours": self.keyring.fingerprints[0], "ours_from": self._place}
+            log.warning(
+                "another replica has other keys: tokens fail",
+                replica=replica,
+                theirs=theirs,
+                **told,
+            )
+        for replica, settings in others.items():
+            if (theirs := settings.get("lease_s", lease_s)) != lease_s:
+                told = {"ours": lease_s, "theirs": theirs}
                 log.warning("another replica has another lease", replica=replica, **told)
+
+    def _other_keys(self, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+        """The replicas whose tokens fail here, or at which ours fail, and their first keys."""
+        ours, found = self.keyring.fingerprints, {}
+        for replica, settings in others.items():
+            theirs = settings.get("keys", "").split()
+            # While keys are changed, one has more of them, and accepts the tokens of the other.
+            if theirs and (theirs[0] not in ours or ours[0] not in theirs):
+                found[replica] = theirs[0]
+        return found
 
 
 def import_client(journal: str) -> None:
@@ -104,10 +144,9 @@ async def open_storage(place: Place, limits: Limits) -> AsyncIterator[tuple[Jour
         async with AsyncExitStack() as stack:
             store = await at_start(lambda: stack.enter_async_context(open_store(place, limits)))
             keys = await at_start(partial(_keys_of_store, store, place))
-            keys.store = store
             tell = log.warning if store.is_volatile else log.info
             tell("the journal is in a store", promise=store.describe(), replica=store.replica)
-            await keys.compare()
+            await keys.join(store)
             yield store, keys
     else:
         path = Path(name)
@@ -154,8 +193,9 @@ async def _keys_of_file(given: Path | None, beside: Path | None) -> Keys:
         read = partial(Keyring.existing, beside, follows_links=False)
     else:
         await trio.lowlevel.checkpoint()
-        return Keys(Keyring.load(None), None)
-    return Keys(await trio.to_thread.run_sync(read), partial(trio.to_thread.run_sync, read))
+        return Keys(Keyring.load(None), "memory", None)
+    in_thread = partial(trio.to_thread.run_sync, read)
+    return Keys(await in_thread(), str(given or beside), in_thread)
 
 
 async def _keys_of_store(store: Any, place: Place) -> Keys:
@@ -173,4 +213,4 @@ async def _keys_of_store(store: Any, place: Place) -> Keys:
     await store.await_keys()
     if await store.keys() is None:
         await store.save_keys(new_keys(), replaces=None)  # unless another replica was faster
-    return Keys(await read(), read)
+    return Keys(await read(), "the store", read)

@@ -124,3 +124,21 @@ def test_it_is_not_ready_while_its_store_is_gone(tmp_path: Path) -> None:
             wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
             store.start()
             wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
+
+
+def test_not_ready_while_the_store_may_delete_messages(tmp_path: Path) -> None:
+    with running("redis", tmp_path / "store", "--appendonly", "yes") as store:
+        options = (*ADMIN, "--lease=0.5")
+        with ServerProcess(tmp_path, store=f"{store.url}/0", options=options) as server:
+            port = port_of(server)
+            wait_until("ready", lambda: asked(port, "/health/ready") == (200, "ok\n"))
+            store.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+            server.hear("the journal takes nothing until its store is mended")
+            wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
+            assert "may delete messages" in asked(port, "/health/ready")[1]
+            with server.connect("ws-streams") as peer:
+                peer.initialize(POSITIONS)
+                refused = peer.ask("tools/call", {"name": "count", "arguments": {"n": 1}})
+                assert refused.reason == "unavailable"
+            store.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)

@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from streams.clock import wall
-from streams.errors import Full, JournalError, JournalUnusable, StoreAway
+from streams.errors import Full, JournalError, JournalUnusable, StoreAway, StoreUnsafe
 from streams.journal.contract import News, Shortage, Totals, Wanted
 from streams.journal.newest import NewestRuns
 from streams.journal.records import Change, Record
@@ -19,7 +19,7 @@ from streams.journal.redis.damage import UNREADABLE, WHAT_TO_DO
 from streams.journal.redis.lines import Lines
 from streams.journal.redis.link import Link, Servers
 from streams.journal.redis.news import Listener
-from streams.journal.redis.settings import described
+from streams.journal.redis.settings import described, why_unsafe
 from streams.journal.redis.writer import Writer, fetch
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.webhooks import Webhook
@@ -36,6 +36,7 @@ TURN_LAST_S: Final = 0.1
 TURNS_AT_ONCE: Final = 1000  # that are renewed by one call
 TURN_LEASES: Final = 2
 MEMORY_S: Final = 0.25  # between two looks at the memory of the store
+IDLE_S: Final = 1.0  # the same while nothing is written
 # Room that is kept for calls to end, as with a disk.
 RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
@@ -88,6 +89,7 @@ class RedisJournal:
         self._known_keys: bytes | None = None
         self._used: int | None = None  # bytes of memory, of the store
         self._maxmemory: int | None = None
+        self._policy: str | None = None
         self._has_written = trio.Event()
 
     async def open(self, *, copies: bool, only_existing: bool) -> None:
@@ -171,7 +173,8 @@ class RedisJournal:
     async def watch_memory(self) -> None:
         """Ask the store for its memory, after commits and not more often than needed."""
         while True:
-            await self._has_written.wait()
+            with trio.move_on_after(IDLE_S):
+                await self._has_written.wait()
             self._has_written = trio.Event()
             try:
                 await self._look_at_memory()
@@ -187,23 +190,26 @@ class RedisJournal:
         found = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
         self._used = int(found.get("used_memory", 0))
         self._maxmemory = int(found.get("maxmemory", 0))
+        policy, self._policy = self._policy, found.get("maxmemory_policy")
+        if policy != self._policy and (why := why_unsafe(self._policy, self._servers.address)):
+            log.warning("the journal takes nothing until its store is mended", why=why)
 
     # Writing
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`. If cancelled meanwhile, it may still be made: repeat it."""
-        self._check_open()
+        self._check_safe()
         try:
             return await self._writer.commit(changes)
         finally:
             self._has_written.set()
 
     async def claim(self, owner: str = "", wanted: Wanted | None = None) -> Sequence[Record]:
-        self._check_open()
+        self._check_safe()
         return await self._writer.claim(owner, wanted)
 
     async def take(self, stream: str) -> Record | None:
-        self._check_open()
+        self._check_safe()
         return await self._writer.take(stream)
 
     async def release(self) -> None:
@@ -219,7 +225,7 @@ class RedisJournal:
         return self._lease_s
 
     async def renew(self) -> Mapping[str, int] | None:
-        self._check_open()
+        self._check_safe()
         await self._renew_turns()
         if self._writer.has_gone_back:
             await self._put_keys_back()
@@ -426,14 +432,15 @@ class RedisJournal:
 
     # Other replicas
 
-    async def compare(self, settings: Mapping[str, str]) -> Mapping[str, Mapping[str, str]]:
-        """Tell other replicas the settings of this one, and return those of each that is known."""
+    async def tell(self, settings: Mapping[str, str]) -> None:
+        """Tell other replicas the settings of this one."""
+        encoded = msgspec.json.encode(settings)
+        await self._calls((b"HSET", self._prefix + "settings", self.replica.encode(), encoded))
+
+    async def told(self) -> Mapping[str, Mapping[str, str]]:
+        """The settings of each other replica that lives, and has told them."""
         key, ours = self._prefix + "settings", self.replica.encode()
-        told, known, _ = await self._calls(
-            (b"HGETALL", key),
-            (b"HKEYS", self._prefix + "replicas"),
-            (b"HSET", key, ours, msgspec.json.encode(settings)),
-        )
+        told, known = await self._calls((b"HGETALL", key), (b"HKEYS", self._prefix + "replicas"))
         if gone := [each for each in told if each not in known and each != ours]:
             await self._calls((b"HDEL", key, *gone))
         return {
@@ -551,7 +558,7 @@ class RedisJournal:
                 await trio.sleep(self._lease_s / 10)
 
     async def _are_keys_told(self) -> bool:
-        """Whether another replica that lives has told its keys by `compare`."""
+        """Whether another replica that lives has told its keys."""
         told, known = await self._calls(
             (b"HKEYS", self._prefix + "settings"), (b"HKEYS", self._prefix + "replicas")
         )
@@ -672,6 +679,11 @@ class RedisJournal:
     def _check_open(self) -> None:
         if self._is_closed:
             raise JournalUnusable("the journal is closed")
+
+    def _check_safe(self) -> None:
+        self._check_open()
+        if why := why_unsafe(self._policy, self._servers.address):
+            raise StoreUnsafe(why)
 
 
 def _in_order(key: str, order: bytes, body: bytes) -> tuple[int, SessionRecord]:

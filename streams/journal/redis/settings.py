@@ -72,11 +72,8 @@ def check(found: Settings, address: Address, durability: Durability, replicas_ac
             f"{address} is {found.name} {version}: a journal needs Redis 7.0 or Valkey 7.2, or "
             "newer."
         )
-    if found.policy not in (None, "noeviction"):
-        raise JournalUnusable(
-            f"{address} has maxmemory-policy {found.policy}, which deletes messages when memory "
-            "is short: set it to noeviction, or use another store."
-        )
+    if why := why_unsafe(found.policy, address):
+        raise JournalUnusable(f"{why}: set it to noeviction, or use another store.")
     if not replicas_acked or durability == "process":
         return
     if found.version and found.version < WAITAOF_MIN:
@@ -89,6 +86,13 @@ def check(found: Settings, address: Address, durability: Durability, replicas_ac
             f"{address} has appendonly no, so WAITAOF cannot be asked: set appendonly yes, or use "
             "durability process, which waits until replicas have a commit in memory (WAIT)."
         )
+
+
+def why_unsafe(policy: str | None, address: Address) -> str:
+    """Why a store with this `maxmemory-policy` must not be used; "" where it may, or tells none."""
+    if policy in (None, "noeviction"):
+        return ""
+    return f"{address} has maxmemory-policy {policy}, which deletes messages when memory is short"
 
 
 def described(

@@ -215,7 +215,7 @@ async def test_a_client_is_not_told_the_address_of_a_store_that_is_away(
         await trio.sleep(1)
         with pytest.raises(Refusal) as refused:
             committer.check()
-        told = "The store of the journal does not answer: try again later."
+        told = "The store of the journal cannot be used now: try again later."
         assert str(refused.value) == told
         assert refused.value.data == {"reason": "unavailable", "retryAfter": STORE_RETRY_S}
         assert not committer.why_not, "the lease tells when balancers must know"

@@ -12,7 +12,13 @@ import pytest
 import trio
 import trustme
 
-from streams.errors import JournalUnusable, StoreAway, StoreDown, StreamsError, Unavailable
+from streams.errors import (
+    JournalUnusable,
+    StoreDown,
+    StoreUnsafe,
+    StreamsError,
+    Unavailable,
+)
 from streams.journal.records import Ack, Create
 from streams.journal.redis import codec, library, open_redis_journal
 from streams.journal.redis.journal import RedisJournal
@@ -292,6 +298,13 @@ async def test_keys_of_another_program_are_refused(kind: str, tmp_path: Path) ->
             pass
 
 
+async def renewing(journal: RedisJournal) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while True:
+            await journal.renew()
+            await trio.sleep(0.02)
+
+
 async def test_a_replica_that_runs_waits_while_a_store_may_delete_keys(
     kind: str, tmp_path: Path
 ) -> None:
@@ -299,8 +312,9 @@ async def test_a_replica_that_runs_waits_while_a_store_may_delete_keys(
         async with open_redis_journal(server.url) as journal:
             await applied(journal, Create(record()))
             server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-            journal._writer.link.drop()
-            with pytest.raises(StoreAway, match="allkeys-lru"):
+            with pytest.raises(StoreUnsafe, match="allkeys-lru"):
+                await renewing(journal)
+            with pytest.raises(StoreUnsafe, match="allkeys-lru"):
                 await journal.commit([append(1, 1)])
             server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
             await until_done(lambda: applied(journal, append(1, 1)))
