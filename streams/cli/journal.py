@@ -105,7 +105,8 @@ def copy(
         The new journal: a new file, or the URL of a store that has no journal there; with a
         password, as MCP_STREAMS_COPY_TARGET.
     keys
-        Copy the keys of its resume tokens as well: without them, no ticket works with the copy.
+        Copy the keys of its resume tokens as well: without them, tickets work with the copy only
+        if it is served with the same --key-file as the source.
     lease
         The lease of the replicas of a store: it is watched for so long to see that none lives.
     json

@@ -4,9 +4,12 @@ import errno
 import socket
 
 
+def joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def origin(scheme: str, host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"{scheme}://{shown}:{port}"
+    return f"{scheme}://{joined(host, port)}"
 
 
 def why_not(address: str, error: OSError) -> str:

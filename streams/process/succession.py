@@ -41,6 +41,7 @@ import trio
 from streams.errors import JournalUnusable
 from streams.journal.ownership import Heir, Leave, check_files, has_heir, owner_of
 from streams.logs import log
+from streams.process.addresses import joined, why_not
 from streams.process.options import CannotServe
 
 LOOK_EVERY_S: Final = 0.02
@@ -69,13 +70,18 @@ async def standing_by(
 ) -> AsyncIterator[Standby]:
     """Wait up to `standby_s` seconds until no other process owns the journal.
 
-    The addresses are listened at, if the process had to wait. Raises `CannotServe`.
+    The addresses are listened at, if the process had to wait. Raises `CannotServe`: a process that
+    cannot listen must not take over the calls of a journal.
     """
+    owner = None
+    if journal is not None:
+        check_files(journal)
+        owner = owner_of(journal)
+    if owner is None:
+        await _check(addresses)
     if journal is None or not standby_s:
         yield Standby(None, {})
         return
-    check_files(journal)
-    owner = owner_of(journal)
     heir = Heir(journal)
     try:
         heir.acquire()
@@ -101,8 +107,12 @@ async def _inherit(heir: Heir, addresses: Addresses) -> Mapping[str, Sequence[so
     is_listening = False
     while True:
         for name, address in list(waiting.items()):
-            if (sockets := await _bind(*address)) is not None:
-                bound[name] = sockets
+            try:
+                bound[name] = await _bind(*address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise CannotServe(why_not(joined(*address), error)) from error
+            else:
                 del waiting[name]
         if not (is_listening or waiting) and heir.may_listen:
             for each in (each for sockets in bound.values() for each in sockets):
@@ -114,11 +124,18 @@ async def _inherit(heir: Heir, addresses: Addresses) -> Mapping[str, Sequence[so
         await trio.sleep(LOOK_EVERY_S)
 
 
-async def _bind(host: str, port: int) -> Sequence[socket.socket] | None:
-    """Sockets at each address of a host; None while another process listens there.
+async def _check(addresses: Addresses) -> None:
+    """Raise `CannotServe` if this process cannot listen at one of the addresses now."""
+    for address in addresses.values():
+        try:
+            for one in await _bind(*address):
+                one.close()
+        except OSError as error:
+            raise CannotServe(why_not(joined(*address), error)) from error
 
-    Raises `CannotServe` if they cannot be bound for another reason.
-    """
+
+async def _bind(host: str, port: int) -> Sequence[socket.socket]:
+    """Sockets at each address of a host. Raises `OSError`."""
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in await trio.socket.getaddrinfo(
@@ -130,12 +147,10 @@ async def _bind(host: str, port: int) -> Sequence[socket.socket] | None:
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             one.bind(address)
-    except OSError as error:
+    except OSError:
         for one in sockets:
             one.close()
-        if error.errno == errno.EADDRINUSE:
-            return None
-        raise CannotServe(f"{host}:{port}: cannot listen there: {error.strerror}.") from error
+        raise
     return sockets
 
 

@@ -84,12 +84,14 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     assert journal.read_text().startswith("Not a database")
 
 
-def test_a_port_in_use_is_refused() -> None:
+def test_a_port_in_use_is_refused_before_the_journal_is_touched(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.db"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = run("serve", APP, f"--ws={address}")
+        done = run("serve", APP, f"--ws={address}", f"--journal={journal}")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{address}: cannot listen there" in done.shown[-1]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_journal_has_one_owner(tmp_path: Path) -> None:

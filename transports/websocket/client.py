@@ -181,11 +181,13 @@ def _refusal(address: Address, stream: Wire) -> OSError:
 
 
 def _reason(body: bytes) -> str:
-    """The message in the body of a refusal: that of a JSON-RPC error, or the text."""
+    """The message in the body of a refusal: that of a JSON-RPC error, or the text, but no HTML."""
     try:
         said = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError, RecursionError):
         said = body.decode(errors="replace").strip()
+        if said.startswith("<"):  # a page of a proxy
+            return ""
     return f": {said[:200]}" if said else ""
 
 

@@ -96,7 +96,10 @@ def _tell(copied: Copied, source: str, target: str, *, with_keys: bool, as_json:
     )
     print(f"{target} has all of {source}, and both were compared: {what}.")
     if not with_keys:
-        say("The keys were not copied (--keys): no ticket of the old journal works with the new.")
+        say(
+            "The keys were not copied (--keys): tickets of the old journal work with the new one "
+            "only if both are served with the same --key-file."
+        )
 
 
 async def _copy(
