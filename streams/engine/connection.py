@@ -247,7 +247,7 @@ class EventIds(Protocol):
 class Granted:
     """The right of a client to resume one response by the ids of its events."""
 
-    __slots__ = ("grant", "is_call", "is_wait")
+    __slots__ = ("grant", "is_call", "is_wait", "stop")
 
     def __init__(
         self, grant: Grant | None, *, is_call: bool = False, is_wait: bool = False
@@ -255,6 +255,7 @@ class Granted:
         self.grant = grant  # None for the response to the original request
         self.is_wait = is_wait  # see `Delivery`
         self.is_call = is_call or grant is None  # else it is the response to a resume
+        self.stop: int | None = None  # the seq of its last message, once that was handed
 
     @property
     def name(self) -> str:
@@ -479,6 +480,8 @@ class Delivery:
 
         Called when all of the delivery is in a write.
         """
+        if self.granted is not None:
+            self.granted.stop = self.position
         if not self.stream.state.is_finished(self.position):
             return []
         return [line for dialect in self.dialects if (line := dialect.end(self.stream.id))]
@@ -1095,9 +1098,7 @@ class Connection:
         if is_stop:
             shown, response = delivery.shown(runs[-1])
             if shown.count:
-                is_last = not delivery.replays
-                is_page = is_last and not stream.state.is_finished(last)
-                write.add(*framing.run(stream.id, shown, is_last=is_last, is_page=is_page))
+                write.add(*framing.run(stream.id, shown, is_last=not delivery.replays))
         write.runs.append((delivery, last))
         delivery.position = last
         stream.hand(runs, last)  # now, because an ack may come before the write returns

@@ -44,18 +44,11 @@ class Framing(Protocol):
     def line(self, line: bytes) -> bytes:
         """A message that has no number."""
 
-    def run(
-        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
-    ) -> Sequence[bytes]:
-        """Some messages of a stream; `is_last` where the response that is waited for ends them.
-
-        `is_page`: that is a page, and nothing follows it.
-        """
+    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
+        """Some messages of a stream; `is_last` where the response that is waited for ends them."""
 
     def reply(self, line: bytes, position: int | None) -> bytes:
-        """The reply that ends a delivery: with an event id of `position`, which says that nothing
-        follows, or None for no id.
-        """
+        """The reply that ends a delivery: with the event id of `position`, or None for no id."""
 
 
 class Plain:
@@ -79,9 +72,7 @@ class Plain:
     def line(self, line: bytes) -> bytes:
         return line
 
-    def run(
-        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
-    ) -> Sequence[bytes]:
+    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
         return (run.body,)
 
     def reply(self, line: bytes, position: int | None) -> bytes:
@@ -91,9 +82,7 @@ class Plain:
 class Numbered(Plain):
     """Lines, with a header ahead of each run that tells its numbers."""
 
-    def run(
-        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
-    ) -> Sequence[bytes]:
+    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
         return extension.position(stream_id, run), run.body
 
 
@@ -108,9 +97,7 @@ class Lone(Plain):
     ) -> bytes:
         return b""
 
-    def run(
-        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
-    ) -> Sequence[bytes]:
+    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
         return (run.without_last()[1],) if is_last else ()
 
 

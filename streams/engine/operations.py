@@ -447,7 +447,7 @@ class Operations:
         is_cancelled = stream.why_ended(session.name, granted.name) == "cancelled"
         if event.is_end or is_cancelled:
             return False
-        stop = stream.state.answer_after(granted.start)
+        stop = granted.stop or stream.state.answer_after(granted.start)
         if stream.state.is_tombstone or stop is None or event.seq < stop:
             return True
         # The reply to a resume follows the stream's response and has no event id. So the client may

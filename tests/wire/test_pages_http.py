@@ -119,6 +119,7 @@ def test_a_response_is_continued_in_its_middle(http: Http, gate: Gate) -> None:
     assert text_of(the_page(rest, 2)) == "page 2"
 
 
+@pytest.mark.needs_one_process("others know the newest page alone: `messages_gone`")
 def test_nothing_left_to_say_of_a_page_is_a_405(http: Http) -> None:
     """W§6: "Nothing left to say: 405": the client has its page, and must stop asking, even if the
     run has gone on since."""

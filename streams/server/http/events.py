@@ -63,14 +63,9 @@ class Events:
             self._be_json()
         return line if self.is_json else _EVENT % line
 
-    def run(
-        self, stream_id: str, run: Run, *, is_last: bool, is_page: bool = False
-    ) -> Sequence[bytes]:
+    def run(self, stream_id: str, run: Run, *, is_last: bool) -> Sequence[bytes]:
         if self.is_json:
             return (run.body,)
-        if is_page:
-            rest, page = run.without_last()
-            return *self.run(stream_id, rest, is_last=False), self.reply(page, run.last)
         lines: list[int | bytes] = [*run.lines]
         if not self.has_ids:
             return (_EVENT * run.count % tuple(lines),)
@@ -79,10 +74,8 @@ class Events:
         return ((self._id + _EVENT) * run.count % tuple(fields),)
 
     def reply(self, line: bytes, position: int | None) -> bytes:
-        if position is None or not self.has_ids:
-            return self.line(line)
-        event_id = self._id % position
-        return event_id[:-1] + END.encode() + b"\n" + self.line(line)
+        event_id = b"" if position is None else self._id % position
+        return event_id + self.line(line)
 
     def _be_json(self) -> None:
         self.is_json, self.has_ids, self._may_be_json = True, False, False

@@ -164,21 +164,6 @@ async def test_pages_outlive_their_session_at_every_replica(
     assert text_of(second.events[-1][1]) == "1"
 
 
-async def test_a_response_with_a_page_is_complete_at_every_replica_ever_after(
-    replicas: Replicas, autojump_clock: MockClock
-) -> None:
-    ours, theirs = await replicas.two()
-    browser = await theirs.browse(PLAIN)
-    used = await elsewhere(ours, browser)
-    first = answer = await browser.call(1, "count")
-    for number in (2, 3, 4):
-        assert (await used.go_on(first.ids[-1])).status == 405, "nothing is left to say"
-        token = answer.events[-1][1]["result"]["nextResumeToken"]
-        answer = await browser.call(number, "count", resumeToken=token)
-    assert text_of(answer.events[-1][1]) == "3"
-    assert (await used.go_on(first.ids[-1])).status == 405
-
-
 async def test_another_caller_has_no_session_of_this_one_at_any_replica(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
