@@ -248,6 +248,11 @@ def test_a_wrong_password_is_not_told(store: str) -> None:
     assert "wrong" not in refused("copy", wrong, "copy.db").replace("wrong password", "")
 
 
+def test_a_store_that_wants_a_password_says_so(store: str) -> None:
+    bare = store.replace(f":{SECRET}@", "")
+    assert "wants a password" in refused(*LISTENING, f"--journal={bare}")
+
+
 def test_a_store_that_is_not_there_is_named_without_the_password() -> None:
     url = f"redis://:{SECRET}@127.0.0.1:1/0"
     assert "redis://127.0.0.1:1/0" in refused(*LISTENING, f"--journal={url}")

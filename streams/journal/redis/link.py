@@ -97,7 +97,8 @@ def meaning(error: BaseException, address: Address) -> Exception:
         case AuthorizationError():
             return _not_allowed(text, address)
         case AuthenticationError():
-            return JournalUnusable(f"{address} refuses the password ({text}): {_login(address)}.")
+            what = "refuses the password" if address.password else "wants a password"
+            return JournalUnusable(f"{address} {what} ({text}): {_login(address)}.")
         case BusyLoadingError() | ClusterDownError():
             return StoreDown(f"{address} is not ready: {text}")
         case TryAgainError():
