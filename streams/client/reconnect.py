@@ -172,6 +172,7 @@ class Reconnector:
         self._prefix = new_request_id()
         self._ids = 0
         self._was_useful = False  # something that was waited for came over the last connection
+        self._asked_s = 0.0  # the pause that the server has asked for when it refused the last one
         self._changed = trio.Event()
         self._wanted = trio.Event()
         self._call_came = trio.Event()
@@ -241,6 +242,8 @@ class Reconnector:
         """Wait before the next attempt; not for long if a call waits for it."""
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
         waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt // 2, BACKOFF_WAITED_MAX_S)
+        if self._asked_s:  # the server lives, and says when to come again
+            waited_s = (0.5 + share) * self._asked_s
         self._call_came = trio.Event()
         pause_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_MAX_S)
         with trio.move_on_after(min(left_s, pause_s)):
@@ -280,6 +283,7 @@ class Reconnector:
 
         A connection that may not `claim` to be the one is closed at once.
         """
+        self._asked_s = 0.0
         with trio.CancelScope() as timeout:
             timeout.deadline = trio.current_time() + self._connect_timeout_s
             try:
@@ -334,6 +338,7 @@ class Reconnector:
             why = f"the server said: {error.message}"
             is_unauthorized = error.reason == "unauthorized"
             if error.reason in wire.RETRIED:
+                self._asked_s = error.retry_after_s
                 return ConnectionError(why)
             return PermissionError(why) if is_unauthorized else ServerRefused(why, error.data)
         try:

@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams.client.client import Client
-from streams.errors import INTERNAL_ERROR, CannotConnect, Refusal
+from streams.errors import INTERNAL_ERROR, CannotConnect, Refusal, refusal
 from tests.rigs.clients import Stepping, connected, counting, held, rest_of, said
 from tests.rigs.scripted import Scripted
 
@@ -245,3 +245,30 @@ async def test_a_server_that_refuses_to_be_greeted_again_is_given_up_after_the_p
             await anext(call)
     assert 99 < tries[-1] - tries[0] + 5 < 110
     assert len(tries) < 200  # at most 2 a second while a call waits
+
+
+async def test_a_server_that_says_when_to_come_again_is_tried_then(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    greeted = server._asked
+    tries: list[float] = []
+
+    def refusing(connection: Any, message: Any, method: str, params: Any) -> None:
+        if method == "initialize":
+            tries.append(trio.current_time())
+            raise refusal("unavailable", retryAfter=0.25)
+        greeted(connection, message, method, params)
+
+    async with connected(server) as client, client.call("step") as call:
+        step.say("a")
+        await anext(call)
+        server._asked = refusing  # type: ignore[method-assign]
+        server.cut()
+        await trio.sleep(100)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
+        assert max(pauses) < 0.4
+        server._asked = greeted  # type: ignore[method-assign]
+        step.say("b")
+        await anext(call)
