@@ -50,9 +50,10 @@ from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import STREAM_LETTERS, log
 
-# How often the owner of a stream is asked how it is, each half a lease, until that is given up. Two
-# leases pass if the owner dies, and the replica that claims its streams as well.
-LOOKS: Final = 5
+# After which parts of a lease the owner of a stream is asked again how it is, until that is given
+# up. The first question is lost where the owner has just connected to the store. Two leases pass if
+# the owner dies, and the replica that claims its streams as well.
+LOOKS: Final = (1 / 8, *[1 / 2] * 4)
 SHARED_BEATS: Final = 2  # within so many beats, every replica has taken its share
 # Within so many beats, replicas put back what a store that has gone back has lost: each of them
 # notices that when it renews its lease.
@@ -425,10 +426,10 @@ class Replicas:
         """The answer of the owner, which is asked again. One that has died is asked through its
         heir.
         """
-        for attempt in range(LOOKS):
-            if attempt:
+        for number, part in enumerate(LOOKS):
+            if number:
                 self._ask(look, is_again=True)
-            with trio.move_on_after(self._journal.lease_s / 2):
+            with trio.move_on_after(part * self._journal.lease_s):
                 return await look.answer.receive()
         raise StoreAway("the replica that runs the call does not answer")
 
