@@ -27,6 +27,7 @@ from streams.turns import Turns
 from transports.net.sockets import (
     CLOSE_S,
     READ_BYTES,
+    close_at_once,
     enlarge_pipe,
     has_reader,
     send_pieces,
@@ -251,7 +252,7 @@ class LineChannel:
         except BaseException:
             # Perhaps half a line was written, and nothing may follow it.
             self._is_closed = True
-            await trio.aclose_forcefully(self._stream)
+            await close_at_once(self._stream)
             raise
 
     async def ping(self) -> bool:

@@ -22,6 +22,7 @@ import trio
 from transports.net.dialing import CONNECT_S, Address, ClientStream, reach
 from transports.net.sockets import (
     READ_BYTES,
+    close_at_once,
     receive_some,
     send_now,
     send_pieces,
@@ -239,7 +240,7 @@ class HttpConnection:
 
     async def aclose(self) -> None:
         """Hang up at once."""
-        await trio.aclose_forcefully(self._stream)
+        await close_at_once(self._stream)
 
 
 class ConnectionPool:

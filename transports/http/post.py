@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from transports.net.dialing import Address, ClientStream, Scheme, reach
+from transports.net.sockets import close_at_once
 
 CONNECT_S: Final = 5.0  # to one address: another one may be better
 READ_BYTES: Final = 4096
@@ -58,7 +59,7 @@ async def post(
         try:
             return await _exchanged(stream, address.host, request, body)
         finally:
-            await trio.aclose_forcefully(tcp)
+            await close_at_once(tcp)
     raise failure
 
 

@@ -36,6 +36,7 @@ from transports.net.sockets import (
     CLOSE_S,
     Pieces,
     ServerStream,
+    close_at_once,
     close_gracefully,
     has_hung_up,
     receive_some,
@@ -410,7 +411,7 @@ class _Connection:
     async def close(self) -> None:
         """Close at once; the peer sees that the response is incomplete."""
         self.hang_up()
-        await trio.aclose_forcefully(self.tcp)
+        await close_at_once(self.tcp)
 
     async def refuse(self, refused: HttpError) -> None:
         if not self.gone.is_set():

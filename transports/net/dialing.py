@@ -18,7 +18,7 @@ import trio
 
 from streams.errors import ServerRefused
 from transports.net.origins import names_loopback
-from transports.net.sockets import keep_alive
+from transports.net.sockets import close_at_once, keep_alive
 
 # How long connecting may take, including TLS and the handshake of a WebSocket.
 CONNECT_S: Final = 10.0
@@ -147,7 +147,7 @@ async def reach(
             keep_alive(tcp.socket)
             return tcp, await _secure(tcp, address, ssl_context) if address.is_tls else tcp
         except BaseException as error:
-            await trio.aclose_forcefully(tcp)
+            await close_at_once(tcp)
             if not isinstance(error, trio.BrokenResourceError):
                 raise
             raise _handshake_failed(address, error.__cause__) from error
@@ -175,10 +175,10 @@ async def _connect(address: Address, host: str) -> trio.SocketStream:
                 await trio.sleep(SECOND_TRY_S)
     except BaseException:
         for each in found:
-            await trio.aclose_forcefully(each)
+            await close_at_once(each)
         raise
     for late in found[1:]:
-        await trio.aclose_forcefully(late)
+        await close_at_once(late)
     if not found:
         raise _unreachable(address, failures[0]) from failures[0]
     return found[0]

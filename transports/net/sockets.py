@@ -242,6 +242,16 @@ def watch_closely(tcp: trio.socket.SocketType) -> None:
 # -- the end
 
 
+async def close_at_once(stream: trio.abc.AsyncResource) -> None:
+    """Close without waiting for the peer.
+
+    Where that follows an error, such as Ctrl-C, the other tasks of the connection may cancel this
+    one meanwhile: that must not take the place of the error.
+    """
+    with trio.CancelScope(shield=True):
+        await trio.aclose_forcefully(stream)
+
+
 async def close_gracefully(stream: ServerStream) -> None:
     """End the output, and read to the end of the peer's; the caller bounds the time."""
     if isinstance(stream, trio.SocketStream):

@@ -19,6 +19,7 @@ from streams.exchange import Handler
 from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel, open_fds
 from transports.net.listening import serve_listeners
+from transports.net.sockets import close_at_once
 from transports.relay.handover import peer_uid
 from transports.relay.private import listen_privately
 
@@ -107,8 +108,7 @@ async def _serve_connection(
     finally:
         for fd in fds:
             os.close(fd)
-        with trio.CancelScope(shield=True):  # a cancellation must not replace the error
-            await trio.aclose_forcefully(stream)
+        await close_at_once(stream)
 
 
 async def _admit(

@@ -26,7 +26,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
 from transports.net.dialing import begin_or_leave, tasks_until
-from transports.net.sockets import linger, send_pieces
+from transports.net.sockets import close_at_once, linger, send_pieces
 from transports.websocket.sieve import Piece, Sieve, Slot, until_left
 
 # How much of the response to the handshake is kept, for an error message.
@@ -234,7 +234,7 @@ class Wire(trio.abc.Stream):
                 raise trio.BrokenResourceError("the peer is gone") from None
             except BaseException:
                 self.break_off()
-                await trio.aclose_forcefully(self._stream)
+                await close_at_once(self._stream)
                 raise
         finally:
             self._writing.release()
@@ -285,7 +285,7 @@ class Wire(trio.abc.Stream):
         """Close at once."""
         self.break_off()
         self._tasks.cancel()
-        await trio.aclose_forcefully(self._stream)
+        await close_at_once(self._stream)
 
 
 @asynccontextmanager

@@ -197,3 +197,32 @@ async def test_a_bad_file_descriptor_is_an_error_and_the_other_is_closed() -> No
             open_fds(*fds, principal="test")
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(good)
+
+
+class _Interrupted(trio.abc.Stream):
+    """Ctrl-C comes while it sends. Its close wakes a reader, which ends the connection."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        raise KeyboardInterrupt
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError("it never ends")
+
+    async def aclose(self) -> None:
+        self.scope.cancel()
+        await trio.lowlevel.checkpoint()
+
+
+async def test_ctrl_c_during_a_write_is_not_lost_in_the_end_of_the_connection() -> None:
+    stream = _Interrupted()
+    channel = LineChannel(stream, principal="tested")
+    with pytest.raises(KeyboardInterrupt), stream.scope:
+        await channel.send(b"line\n")
