@@ -182,13 +182,15 @@ class Committer:
         """
         return "" if isinstance(self._trouble, StoreAway) else self.trouble
 
-    def check(self, principal: str | None = None) -> None:
+    def check(self, principal: str | None = None, *, is_freeing: bool = False) -> None:
         """Raise `Refusal` while the journal takes nothing new.
 
         With a principal the check is for a new call of that principal. Without, it is for a
-        session, which needs little room and may bring acks that make room.
+        session, which needs little room, and may bring acks that make room. Its end needs none.
         """
         shortage = self._journal.shortage
+        if principal is None and shortage is not None and (is_freeing or not shortage.is_severe):
+            shortage = None
         if shortage is None and principal is not None:
             theirs = self._journal.anonymous_shortage
             if theirs is not None and not authenticated(principal):

@@ -436,7 +436,7 @@ class Sessions:
 
         Raises `Refusal` where the journal takes nothing, and `Unavailable`.
         """
-        self._committer.check()
+        self._committer.check(is_freeing=True)
         if self.tell_others is not None:
             await self._journal.session(session.key)  # is the store there?
         self.end(session)

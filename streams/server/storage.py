@@ -76,26 +76,36 @@ class Keys:
     async def join(self, store: Any) -> None:
         """Join the replicas of a store, which then know the settings of this one.
 
-        Raises `JournalUnusable` where one that lives has other keys: no client could be told why
-        its tokens fail. One that renews its lease within two leases lives.
+        Raises `JournalUnusable` where one that lives has other keys, since no client could be told
+        why its tokens fail, or another lease. One that renews it within two leases lives.
         """
         self._store = store
-        if others := self._other_keys(await at_start(store.told)):
+        if others := self._unfit(await at_start(store.told)):
             renewals = await at_start(store.renew) or {}
             for _ in range(2 * BEATS):
                 await trio.sleep(store.lease_s / BEATS)
                 later = await at_start(store.renew) or {}
-                for replica in others:
+                for replica, why in others.items():
                     if later.get(replica, 0) > renewals.get(replica, 0):
-                        raise JournalUnusable(self._differs(replica, others[replica]))
+                        raise JournalUnusable(f"Replica {replica} of this journal has {why}")
         await at_start(self._tell)
 
-    def _differs(self, replica: str, theirs: str) -> str:
-        return (
-            f"Replica {replica} of this journal has other keys ({theirs}) than {self._place} "
-            f"({self.keyring.fingerprints[0]}), so tokens of the one would fail at the other: give "
-            "all replicas the same keys, and change them step by step."
-        )
+    def _unfit(self, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+        """The replicas that cannot serve a journal together with this one, and why."""
+        lease_s = f"{self._store.lease_s:g}"
+        found = {
+            replica: f"a lease of {theirs} s, and this one of {lease_s} s, so the one would take "
+            "over calls of the other while it lives: give all the same --lease. To change it, stop "
+            "all replicas first."
+            for replica, settings in others.items()
+            if (theirs := settings.get("lease_s", lease_s)) != lease_s
+        }
+        return found | {
+            replica: f"other keys ({theirs}) than {self._place} ({self.keyring.fingerprints[0]}), "
+            "so tokens of the one would fail at the other: give all replicas the same keys, and "
+            "change them step by step."
+            for replica, theirs in self._other_keys(others).items()
+        }
 
     async def _tell(self) -> None:
         """Tell other replicas the settings of this one. Warn where theirs are others."""

@@ -398,7 +398,9 @@ def test_keys_that_cannot_be_read_change_nothing(tmp_path: Path, store: str) -> 
             assert started.token == Keyring([b"a" * 32]).token(started.stream)
 
 
-def test_a_replica_with_other_keys_does_not_start(tmp_path: Path, store: str) -> None:
+def test_a_replica_with_other_keys_or_another_lease_does_not_start(
+    tmp_path: Path, store: str
+) -> None:
     keys = tmp_path / "keys"
     write(keys, b"a")
     serve = ("serve", APP, "--journal", store, "--http", "127.0.0.1:0")
@@ -409,7 +411,9 @@ def test_a_replica_with_other_keys_does_not_start(tmp_path: Path, store: str) ->
         )
         assert f"Replica {name} of this journal has other keys" in told
         assert str(keys) in told
-        assert not any("other keys" in line for line in first.log)
+        told = refused(*serve, "--lease=3")
+        assert f"Replica {name} of this journal has a lease of 2 s, and this one of 3 s" in told
+        assert not any("another replica" in line for line in first.log)
 
 
 def test_a_replica_that_differs_from_others_is_told_of(tmp_path: Path, store: str) -> None:
@@ -419,23 +423,18 @@ def test_a_replica_that_differs_from_others_is_told_of(tmp_path: Path, store: st
     one, other = tmp_path / "one", tmp_path / "other"
     one.mkdir()
     other.mkdir()
-    differing = (f"--key-file={key_file}", "--lease=3")
     with (
         ServerProcess(one, store=store, options=(f"--key-file={same}",)) as first,
-        ServerProcess(other, store=store, options=differing) as second,
+        ServerProcess(other, store=store, options=(f"--key-file={key_file}",)) as second,
     ):
-        second.hear("another replica has another lease")
         [told] = [line for line in first.log if "the journal is in a store" in line]
-        [warning] = [line for line in second.log if "another lease" in line]
-        assert told.split("replica=")[1].split()[0] == warning.split("replica=")[1].split()[0]
-        assert "ours=3 " in warning
-        assert "theirs=2\n" in warning
         assert not any("has other keys" in line for line in first.log + second.log)
         write(key_file, b"b", b"a")
         second.send(signal.SIGHUP)
         second.hear("another replica has other keys: tokens fail")
         [wrong] = [line for line in second.log if "has other keys" in line]
         assert f"ours_from={key_file}" in wrong
+        assert told.split("replica=")[1].split()[0] == wrong.split("replica=")[1].split()[0]
         [again] = [line for line in second.log if "the keys were read again" in line]
         first_key = hashlib.sha256(b"b" * 32).hexdigest()[:8]
         assert f"first={first_key} keys=2" in again

@@ -160,7 +160,8 @@ def run_dialing(act: Callable[[Dialer], Awaitable[int]], reach: Reach) -> int:
         codes.append(await act(dialer))
 
     try:
-        trio.run(main)
+        # Else Ctrl-C may come where trio has made a task that it has not scheduled yet.
+        trio.run(main, restrict_keyboard_interrupt_to_checkpoints=True)
     except* ClientError as errors:
         codes.append(_report(errors, reach, has_token=token is not None))
     except* KeyboardInterrupt:

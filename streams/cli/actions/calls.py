@@ -81,7 +81,8 @@ def run(*, timeout_s: float, as_json: bool, token_file: Path | None = None) -> i
         return complain(str(error))
     found: dict[str, Finding] = {}
     try:
-        found = trio.run(partial(ask_all, entries, timeout_s, tokens=Tokens(token_file)))
+        asking = partial(ask_all, entries, timeout_s, tokens=Tokens(token_file))
+        found = trio.run(asking, restrict_keyboard_interrupt_to_checkpoints=True)
     except* KeyboardInterrupt:
         pass
     if len(found) < len(entries):

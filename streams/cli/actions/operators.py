@@ -156,7 +156,7 @@ def _run(where: Where, action: Callable[[Source], Awaitable[int]]) -> int:
     failure: BaseException | None = None
     code = DETACHED
     try:
-        code = trio.run(run)
+        code = trio.run(run, restrict_keyboard_interrupt_to_checkpoints=True)
     except* KeyboardInterrupt:
         pass  # the usual end of --watch
     except* (CannotLook, CannotAsk) as errors:

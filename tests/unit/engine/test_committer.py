@@ -252,7 +252,13 @@ async def test_where_room_is_short_who_has_much_to_say_waits(autojump_clock: Moc
         await trio.sleep(100)
         assert [source.durable for source in (much, little, last)] == [-1, 1, 1]
         with pytest.raises(Refusal, match=r"\(little is left\): try again later"):
+            committer.check("alice")
+        committer.check()  # of a session, which may bring acks
+        journal.shortage = Shortage("nothing is left", is_severe=True)
+        with pytest.raises(Refusal, match=r"\(nothing is left\): try again later"):
             committer.check()
+        committer.check(is_freeing=True)
+        journal.shortage = Shortage("little is left", is_severe=False)
         assert committer.why_not == "", "clients must come in to confirm what they have"
         much.can_wait = False  # it has ended
         much.say("the end")
