@@ -150,6 +150,8 @@ def test_the_whole_has_a_limit_for_those_who_are_known_too(
             assert told["limit"] == LIMIT
             assert 0 < told["used"] <= LIMIT
             assert f"{told['used']} bytes of {LIMIT} are in use" in answer.error["message"]
+        with server.connect("http-sse") as late:  # to come back to a call, or to cancel it
+            late.initialize(POSITIONS)
         for _ in range(50):
             assert other.ask("ping").result == {}
             assert size_of(server.journal) <= LIMIT + COMMIT
