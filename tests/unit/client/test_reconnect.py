@@ -222,24 +222,29 @@ async def test_a_silent_connection_is_given_up(autojump_clock: MockClock) -> Non
     assert len(server.connections) == 2
 
 
+def refusing(server: Scripted, refused: Refusal) -> list[float]:
+    """From now on `initialize` is refused; returns when it is tried."""
+    greeted, tries = server._asked, list[float]()
+
+    def asked(connection: Any, message: Any, method: str, params: Any) -> None:
+        if method == "initialize":
+            tries.append(trio.current_time())
+            raise refused
+        greeted(connection, message, method, params)
+
+    server._asked = asked  # type: ignore[method-assign]
+    return tries
+
+
 async def test_a_server_that_refuses_to_be_greeted_again_is_given_up_after_the_patience(
     autojump_clock: MockClock,
 ) -> None:
     server = Scripted()
     step = Stepping(server)
-    greeted = server._asked
-    tries: list[float] = []
-
-    def refusing(connection: Any, message: Any, method: str, params: Any) -> None:
-        if method == "initialize":
-            tries.append(trio.current_time())
-            raise Refusal(INTERNAL_ERROR, "HTTP 502")
-        greeted(connection, message, method, params)
-
     async with connected(server, patience_s=100) as client, client.call("step") as call:
         step.say("a")
         await anext(call)
-        server._asked = refusing  # type: ignore[method-assign]
+        tries = refusing(server, Refusal(INTERNAL_ERROR, "HTTP 502"))
         server.cut()
         with pytest.raises(CannotConnect, match="HTTP 502"):
             await anext(call)
@@ -252,19 +257,11 @@ async def test_a_server_that_says_when_to_come_again_is_tried_then(
 ) -> None:
     server = Scripted()
     step = Stepping(server)
-    greeted = server._asked
-    tries: list[float] = []
-
-    def refusing(connection: Any, message: Any, method: str, params: Any) -> None:
-        if method == "initialize":
-            tries.append(trio.current_time())
-            raise refusal("unavailable", retryAfter=0.25)
-        greeted(connection, message, method, params)
-
     async with connected(server) as client, client.call("step") as call:
         step.say("a")
         await anext(call)
-        server._asked = refusing  # type: ignore[method-assign]
+        greeted = server._asked
+        tries = refusing(server, refusal("unavailable", retryAfter=0.25))
         server.cut()
         await trio.sleep(100)
         pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
