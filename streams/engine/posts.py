@@ -128,12 +128,14 @@ class Stopped(_Post, frozen=True):
 
     `number` is that of the client's delivery. If another one has displaced it meanwhile, the client
     has no say in the call. 0: the client began the call. With `is_told` an operator cancels it, and
-    the client is told so.
+    the client is told so. `is_late`: it came to a replica that had lost the call already, and whose
+    clients may have resumed it elsewhere.
     """
 
     is_dropped: bool = False
     number: int = 0
     is_told: bool = False
+    is_late: bool = False
 
 
 class Touched(_Post, frozen=True):

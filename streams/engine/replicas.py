@@ -649,6 +649,8 @@ class Replicas:
 
     def _may_stop(self, stream: Stream, sender: str, post: posts.Stopped) -> bool:
         """Whether the client that wants a call no more has not been displaced."""
+        if post.is_late:
+            return stream.delivery is None
         if post.number == 0 or follower_at(stream, sender, post.number) is not None:
             return True
         is_here = stream.delivery is not None and sender in self.leases.names
@@ -758,7 +760,7 @@ class Replicas:
             case Answered():
                 self.post(change.stream, posts.Answered(change.line))
             case Close(outcome=Outcome.CANCELLED):
-                self.post(change.stream, posts.Stopped())
+                self.post(change.stream, posts.Stopped(is_late=True))
 
     def doubt(self) -> None:
         """This replica may own other streams in the journal than here.
