@@ -375,6 +375,26 @@ async def test_the_client_of_a_dead_follower_counts_as_gone(
     assert theirs.steps.was_cancelled
 
 
+async def test_a_cancel_that_a_former_owner_passes_on_counts_only_while_no_client_is_here(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours = await replicas.start()
+    talker = await ours.dial()
+    await talker.begin(1, "step")
+    [stream] = ours.running.engine._streams.index
+    late = posts.encode(posts.Stopped(is_late=True))
+    others = ours.running.engine._replicas
+    assert others is not None
+    others._receive(Post("former", stream.id, late))
+    await wait_all_tasks_blocked()
+    assert not ours.steps.was_cancelled
+    await talker.leave()
+    await wait_all_tasks_blocked()
+    others._receive(Post("former", stream.id, late))
+    await wait_all_tasks_blocked()
+    assert ours.steps.was_cancelled
+
+
 # A replica that is cut off
 
 
