@@ -267,7 +267,7 @@ class Engine:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         principal = session.principal
         self._committer.check(principal)
-        if self._replicas is not None and self._replicas.leases.why_late:
+        if self._why_late:
             # Another replica may be about to claim, and would end the call as interrupted.
             raise refusal("unavailable", retryAfter=STORE_RETRY_S).saying(
                 "This server waits for the store of its journal: try again later."

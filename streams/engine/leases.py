@@ -184,9 +184,8 @@ class Leases:
         away = (now - since) / self._journal.lease_s
         if away >= late:
             is_unsafe = isinstance(trouble, StoreUnsafe)
-            self.why_late = "the store of the journal " + (
-                "may delete messages as it is set" if is_unsafe else "does not answer"
-            )
+            what = "may delete messages as it is set" if is_unsafe else "does not answer"
+            self.why_late = f"the store of the journal {what}"
         part, before = min(1.0, (away - late) / (cut_off - late)), self._cut_off
         if part <= before:
             return

@@ -92,13 +92,11 @@ class Keys:
 
     def _unfit(self, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
         """The replicas that cannot serve a journal together with this one, and why."""
-        lease_s = f"{self._store.lease_s:g}"
         found = {
-            replica: f"a lease of {theirs} s, and this one of {lease_s} s, so the one would take "
-            "over calls of the other while it lives: give all the same --lease. To change it, stop "
-            "all replicas first."
-            for replica, settings in others.items()
-            if (theirs := settings.get("lease_s", lease_s)) != lease_s
+            replica: f"a lease of {theirs} s, and this one of {self._lease_s} s, so the one would "
+            "take over calls of the other while it lives: give all the same --lease. To change it, "
+            "stop all replicas first."
+            for replica, theirs in self._other_leases(others).items()
         }
         return found | {
             replica: f"other keys ({theirs}) than {self._place} ({self.keyring.fingerprints[0]}), "
@@ -109,8 +107,8 @@ class Keys:
 
     async def _tell(self) -> None:
         """Tell other replicas the settings of this one. Warn where theirs are others."""
-        lease_s = f"{self._store.lease_s:g}"
-        await self._store.tell({"lease_s": lease_s, "keys": " ".join(self.keyring.fingerprints)})
+        keys = " ".join(self.keyring.fingerprints)
+        await self._store.tell({"lease_s": self._lease_s, "keys": keys})
         others = await self._store.told()
         for replica, theirs in self._other_keys(others).items():
             told = {"ours": self.keyring.fingerprints[0], "ours_from": self._place}
@@ -120,10 +118,19 @@ class Keys:
                 theirs=theirs,
                 **told,
             )
-        for replica, settings in others.items():
-            if (theirs := settings.get("lease_s", lease_s)) != lease_s:
-                told = {"ours": lease_s, "theirs": theirs}
-                log.warning("another replica has another lease", replica=replica, **told)
+        for replica, theirs in self._other_leases(others).items():
+            told = {"ours": self._lease_s, "theirs": theirs}
+            log.warning("another replica has another lease", replica=replica, **told)
+
+    @property
+    def _lease_s(self) -> str:
+        return f"{self._store.lease_s:g}"
+
+    def _other_leases(self, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+        """The replicas with another lease, and theirs in seconds."""
+        ours = self._lease_s
+        told = {replica: settings.get("lease_s", ours) for replica, settings in others.items()}
+        return {replica: theirs for replica, theirs in told.items() if theirs != ours}
 
     def _other_keys(self, others: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
         """The replicas whose tokens fail here, or at which ours fail, and their first keys."""

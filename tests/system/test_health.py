@@ -5,13 +5,14 @@ import os
 import re
 import signal
 import socket
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.rigs.command import run
-from tests.rigs.redis_servers import running
+from tests.rigs.redis_servers import Server, running
 from tests.wire.process import APP, FAULTY_APP, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, start
@@ -108,37 +109,40 @@ def test_a_port_in_use_is_refused() -> None:
     assert f"{address}: cannot listen there" in done.shown[-1]
 
 
-def test_it_is_not_ready_while_its_store_is_gone(tmp_path: Path) -> None:
-    with running("redis", tmp_path / "store", "--appendonly", "yes") as store:
+@contextmanager
+def ready_on_a_store(folder: Path) -> Iterator[tuple[Server, ServerProcess, int]]:
+    """A store, a server that is ready on it, and the port of its operators."""
+    with running("redis", folder / "store", "--appendonly", "yes") as store:
         options = (*ADMIN, "--lease=0.5")
-        with ServerProcess(tmp_path, store=f"{store.url}/0", options=options) as server:
+        with ServerProcess(folder, store=f"{store.url}/0", options=options) as server:
             port = port_of(server)
             wait_until("ready", lambda: asked(port, "/health/ready") == (200, "ok\n"))
-            store.pause()
-            wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
-            assert "journal" in asked(port, "/health/ready")[1]
-            assert asked(port, "/health/live") == (200, "ok\n")
-            store.resume()
-            wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
-            store.kill()
-            wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
-            store.start()
-            wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
+            yield store, server, port
+
+
+def test_it_is_not_ready_while_its_store_is_gone(tmp_path: Path) -> None:
+    with ready_on_a_store(tmp_path) as (store, _, port):
+        store.pause()
+        wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
+        assert "journal" in asked(port, "/health/ready")[1]
+        assert asked(port, "/health/live") == (200, "ok\n")
+        store.resume()
+        wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
+        store.kill()
+        wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
+        store.start()
+        wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
 
 
 def test_not_ready_while_the_store_may_delete_messages(tmp_path: Path) -> None:
-    with running("redis", tmp_path / "store", "--appendonly", "yes") as store:
-        options = (*ADMIN, "--lease=0.5")
-        with ServerProcess(tmp_path, store=f"{store.url}/0", options=options) as server:
-            port = port_of(server)
-            wait_until("ready", lambda: asked(port, "/health/ready") == (200, "ok\n"))
-            store.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-            server.hear("the journal takes nothing until its store is mended")
-            wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
-            assert "may delete messages" in asked(port, "/health/ready")[1]
-            with server.connect("ws-streams") as peer:
-                peer.initialize(POSITIONS)
-                refused = peer.ask("tools/call", {"name": "count", "arguments": {"n": 1}})
-                assert refused.reason == "unavailable"
-            store.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
-            wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
+    with ready_on_a_store(tmp_path) as (store, server, port):
+        store.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        server.hear("the journal takes nothing until its store is mended")
+        wait_until("not ready", lambda: asked(port, "/health/ready")[0] == 503)
+        assert "may delete messages" in asked(port, "/health/ready")[1]
+        with server.connect("ws-streams") as peer:
+            peer.initialize(POSITIONS)
+            refused = peer.ask("tools/call", {"name": "count", "arguments": {"n": 1}})
+            assert refused.reason == "unavailable"
+        store.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)

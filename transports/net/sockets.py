@@ -248,8 +248,9 @@ async def close_at_once(stream: trio.abc.AsyncResource) -> None:
     Where that follows an error, such as Ctrl-C, the other tasks of the connection may cancel this
     one meanwhile: that must not take the place of the error.
     """
-    with trio.CancelScope(shield=True):
-        await trio.aclose_forcefully(stream)
+    with trio.CancelScope(shield=True) as scope:
+        scope.cancel()  # as `trio.aclose_forcefully` does, which is not shielded
+        await stream.aclose()
 
 
 async def close_gracefully(stream: ServerStream) -> None:

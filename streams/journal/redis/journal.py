@@ -171,7 +171,7 @@ class RedisJournal:
         return _shortage(used, limit, where) if limit else None
 
     async def watch_memory(self) -> None:
-        """Ask the store for its memory, after commits and not more often than needed."""
+        """Look at the memory of the store and at its policy: soon after commits, else at times."""
         while True:
             with trio.move_on_after(IDLE_S):
                 await self._has_written.wait()

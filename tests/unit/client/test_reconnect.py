@@ -1,8 +1,8 @@
 """Connections that cannot be made, and what the client does until they can."""
 
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -222,8 +222,9 @@ async def test_a_silent_connection_is_given_up(autojump_clock: MockClock) -> Non
     assert len(server.connections) == 2
 
 
-def refusing(server: Scripted, refused: Refusal) -> list[float]:
-    """From now on `initialize` is refused; returns when it is tried."""
+@contextmanager
+def refusing(server: Scripted, refused: Refusal) -> Iterator[list[float]]:
+    """Refuse `initialize` in a block; yields when it is tried."""
     greeted, tries = server._asked, list[float]()
 
     def asked(connection: Any, message: Any, method: str, params: Any) -> None:
@@ -233,7 +234,10 @@ def refusing(server: Scripted, refused: Refusal) -> list[float]:
         greeted(connection, message, method, params)
 
     server._asked = asked  # type: ignore[method-assign]
-    return tries
+    try:
+        yield tries
+    finally:
+        server._asked = greeted  # type: ignore[method-assign]
 
 
 async def test_a_server_that_refuses_to_be_greeted_again_is_given_up_after_the_patience(
@@ -244,10 +248,10 @@ async def test_a_server_that_refuses_to_be_greeted_again_is_given_up_after_the_p
     async with connected(server, patience_s=100) as client, client.call("step") as call:
         step.say("a")
         await anext(call)
-        tries = refusing(server, Refusal(INTERNAL_ERROR, "HTTP 502"))
-        server.cut()
-        with pytest.raises(CannotConnect, match="HTTP 502"):
-            await anext(call)
+        with refusing(server, Refusal(INTERNAL_ERROR, "HTTP 502")) as tries:
+            server.cut()
+            with pytest.raises(CannotConnect, match="HTTP 502"):
+                await anext(call)
     assert 99 < tries[-1] - tries[0] + 5 < 110
     assert len(tries) < 200  # at most 2 a second while a call waits
 
@@ -260,12 +264,10 @@ async def test_a_server_that_says_when_to_come_again_is_tried_then(
     async with connected(server) as client, client.call("step") as call:
         step.say("a")
         await anext(call)
-        greeted = server._asked
-        tries = refusing(server, refusal("unavailable", retryAfter=0.25))
-        server.cut()
-        await trio.sleep(100)
+        with refusing(server, refusal("unavailable", retryAfter=0.25)) as tries:
+            server.cut()
+            await trio.sleep(100)
         pauses = [later - earlier for earlier, later in itertools.pairwise(tries)]
         assert max(pauses) < 0.4
-        server._asked = greeted  # type: ignore[method-assign]
         step.say("b")
         await anext(call)

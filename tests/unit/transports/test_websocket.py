@@ -261,7 +261,7 @@ async def test_nobody_there_is_an_os_error() -> None:
     [
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 7\r\n\r\nNot you", "HTTP 403: Not you"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP 404"),
-        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 6\r\n\r\n<html>", "HTTP 403"),
+        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 6\r\n\r\n<html>", "HTTP 403$"),
         (b"HTTP/1.1 502 Bad Gateway\r\n\r\nOops", "HTTP 502: Oops"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "does not speak WebSocket"),
         (b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\n\r\n", "does not speak WebSocket"),
