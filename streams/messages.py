@@ -36,6 +36,10 @@ CONTAINER_BYTES: Final = 16
 CONTAINERS_MAX: Final = MESSAGE_BYTES_MAX // CONTAINER_BYTES
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[{'))
 
+_HALF_PAIR: Final = re.compile(
+    rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
+)
+
 # While a large value is decoded, the garbage collector visits all new objects several times. That
 # takes ten times as long as the decoding, and finds nothing: the value is still being built.
 _COLLECTED_BYTES_MAX: Final = 64 * 1024
@@ -292,7 +296,9 @@ def _why_unreadable(line: bytes, error: Exception) -> Refusal:
         line.decode()
         msgspec.json.decode(line, type=msgspec.Raw)  # builds no objects of a hostile 4 MiB
     except (ValueError, RecursionError) as malformed:
-        return Refusal(PARSE_ERROR, f"Not UTF-8 JSON: {malformed}; send one JSON-RPC message.")
+        # msgspec calls most of these messages truncated.
+        why = "half of a surrogate pair" if _HALF_PAIR.search(line) else malformed
+        return Refusal(PARSE_ERROR, f"Not UTF-8 JSON: {why}; send one JSON-RPC message.")
     return _invalid(str(error))
 
 

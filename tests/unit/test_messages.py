@@ -133,6 +133,21 @@ def pinging(value: bytes) -> bytes:
     return b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":' + value + b"}}"
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (rb'"\ud800"', "half of a surrogate pair"),
+        (rb'"\uD83D and more"', "half of a surrogate pair"),
+        (rb'"\udc00"', "half of a surrogate pair"),
+        (rb'"\ud83d\ude00', "Input data was truncated"),
+    ],
+    ids=["first half", "first half before text", "second half", "a pair and no end"],
+)
+def test_what_cannot_be_read_is_said(value: bytes, why: str) -> None:
+    with pytest.raises(Refusal, match=f"Not UTF-8 JSON: {why}"):
+        messages.parse(pinging(value))
+
+
 MANY = messages.CONTAINERS_MAX
 BRACKETS = b'[{"}' * (MANY // 2)
 
