@@ -87,7 +87,7 @@ class RedisJournal:
         self._post_base = new_name(4)
         self._is_closed = False
         self._known_keys: bytes | None = None
-        self._used: int | None = None  # bytes of memory, of the store
+        self._used_beside: int | None = None  # bytes of the store's memory beside the streams
         self._maxmemory: int | None = None
         self._policy: str | None = None
         self._has_written = trio.Event()
@@ -148,8 +148,9 @@ class RedisJournal:
 
     @property
     def shortage(self) -> Shortage | None:
-        if self._used is not None and self._maxmemory:
-            found = _shortage(self._used, self._maxmemory, "of the store's maxmemory are free")
+        if self._used_beside is not None and self._maxmemory:
+            used = self._used_beside + self._writer.bytes  # which each commit tells
+            found = _shortage(used, self._maxmemory, "of the store's maxmemory are free")
             if found is not None:
                 return found
         return self._limited(self._writer.bytes, self._bytes_max, "of the journal's limit are free")
@@ -184,11 +185,12 @@ class RedisJournal:
             await trio.sleep(MEMORY_S)
 
     async def _look_at_memory(self) -> None:
+        streams = self._writer.bytes  # before the look: what is committed meanwhile counts twice
         answer: bytes | None = await self._reader.if_allowed(b"INFO", b"memory")
         if answer is None:
             return  # `bytes_max` still holds
         found = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
-        self._used = int(found.get("used_memory", 0))
+        self._used_beside = int(found.get("used_memory", 0)) - streams
         self._maxmemory = int(found.get("maxmemory", 0))
         policy, self._policy = self._policy, found.get("maxmemory_policy")
         if policy != self._policy and (why := why_unsafe(self._policy, self._servers.address)):

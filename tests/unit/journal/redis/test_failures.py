@@ -550,6 +550,22 @@ async def test_a_full_store_takes_what_frees_memory(tmp_path: Path) -> None:
                     await trio.sleep(0.01)
 
 
+async def test_each_commit_shows_a_shortage_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fast call fills the reserve between two looks at the memory of the store."""
+    monkeypatch.setattr("streams.journal.redis.journal.MEMORY_S", math.inf)
+    with running("redis", tmp_path, "--maxmemory", "32mb") as server:
+        async with open_redis_journal(server.url) as journal:
+            await applied(journal, Create(record()))
+            body = b"x" * 999_999 + b"\n"
+            n = 0
+            while journal.shortage is None:
+                n += 1
+                await applied(journal, Append("s", 1, Run(n, 1, body), 0, 0))
+            assert n > 15
+
+
 async def test_expired_sessions_that_the_store_still_has_do_not_count(server: Server) -> None:
     """They are dropped when the next one is saved, which a full house would refuse."""
     async with open_redis_journal(server.url, session_idle_s=-2 * DAY_S) as journal:
