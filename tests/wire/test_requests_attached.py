@@ -168,6 +168,7 @@ def test_a_call_may_be_resumed_under_its_own_id_while_it_is_attached(
     under that id comes the response of the call, once, and no error."""
     peer = wire.opened(REQUESTS)
     promised = held(peer, gate, 7)
+    peer.expect(lambda message: counted([message]) == [5])
     return_for(peer, promised, 7, after=3)
     peer.expect(lambda message: counted([message]) == [5])
     gate.release()
