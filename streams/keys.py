@@ -145,9 +145,11 @@ class Keyring:
         return cls.parse(content, str(path))
 
     @classmethod
-    def parse(cls, content: bytes, where: str) -> "Keyring":
-        """The keys in the content of a file. Raises `JournalUnusable`, which says `where`."""
-        return cls(_parse(where, content))
+    def parse(cls, content: bytes, where: str, mend: str = "or delete it") -> "Keyring":
+        """The keys in the content of a file. Raises `JournalUnusable`, which says `where`, and how
+        to `mend` it.
+        """
+        return cls(_parse(where, content, mend))
 
     def change_to(self, other: "Keyring") -> None:
         """Have the keys of another keyring from now on."""
@@ -278,11 +280,11 @@ def _link(temporary: str, path: Path) -> None:
         os.link(temporary, path)
 
 
-def _parse(where: str, content: bytes) -> Sequence[bytes]:
+def _parse(where: str, content: bytes, mend: str) -> Sequence[bytes]:
     lines = content.split()
     if not lines or len(content) > FILE_BYTES_MAX or not all(map(_KEY.fullmatch, lines)):
         raise JournalUnusable(
-            f"{where} does not hold keys, one a line, each 256 bits as url-safe base64: restore "
-            "it, or delete it, which voids all tokens."
+            f"{where} does not hold keys, with a blank or a line between two, each 256 bits as "
+            f"url-safe base64: restore it, {mend}, which voids all tokens."
         )
     return [base64.urlsafe_b64decode(line.rstrip(b"=") + b"=") for line in lines]

@@ -7,6 +7,7 @@ from typing import Final
 from cyclopts import Parameter
 
 from streams.cli.options import Seconds
+from streams.journal.addresses import is_url, without_secrets
 
 WATCH_MIN_S: Final = 0.1
 _TOO_OFTEN: Final = f"--every: write seconds, {WATCH_MIN_S:g} or more."
@@ -37,10 +38,13 @@ class Where:
         """Refuse two places, `named` included: another server than the one that is meant could be
         ended. "" where one is named at most.
         """
-        options = {"--admin": self.admin, "--journal": self.journal}
-        given = [named, *(each and f"{option} {each}" for option, each in options.items())]
-        found = [each for each in given if each]
+        options = {"": named, "--admin ": self.admin, "--journal ": self.journal}
+        found = [option + _shown(place) for option, place in options.items() if place]
         return f"{' and '.join(found)}: name one place." if len(found) > 1 else ""
+
+
+def _shown(place: str) -> str:
+    return without_secrets(place) if is_url(place) else place
 
 
 @Parameter(name="*")

@@ -20,6 +20,9 @@ from streams.permissions import open_safe, real_path
 PREFIX: Final = "MCP_STREAMS_"
 VARIABLE: Final = f"{PREFIX}CONFIG"
 FILE_BYTES_MAX: Final = 1024 * 1024
+LIKE_PART: Final = 0.8  # of two names: then one is a misspelling of the other
+
+_OPERATORS: Final = {"ls", "show", "tail", "stats", "drain", "cancel"}
 
 Source = Callable[[App, tuple[str, ...], Any], object]
 
@@ -66,7 +69,41 @@ def sources(app: App, named: Path | None) -> list[Source]:
     if path is not None and (table := _read(path, must_exist=bool(named or told))) is not None:
         _check(app, table, str(path), ())
         found.append(Dict(table, source=str(path)))
-    return [_place_word, *BUILT_IN, *found, _note_json]
+    return [_check_variables, _place_word, *BUILT_IN, *found, _choose_place, _note_json]
+
+
+def _check_variables(_: App, commands: tuple[str, ...], arguments: Any) -> None:
+    """Refuse a variable that is empty, or almost the name of an option.
+
+    Others are left alone: Kubernetes makes some for a service of such a name.
+    """
+    prefix = PREFIX + "".join(f"{each.upper()}_" for each in commands)
+    given = [name.removeprefix(prefix) for name in os.environ if name.startswith(prefix)]
+    if not given:
+        return
+    import difflib
+
+    known = [name.replace("-", "_").upper() for name in _names(arguments)]
+    for name in given:
+        if name in known and not os.environ[prefix + name]:
+            raise CannotConfigure(f"{prefix}{name} is empty: give it a value, or unset it.")
+        close = difflib.get_close_matches(name, known, n=1, cutoff=LIKE_PART)
+        if name not in known and close:
+            raise CannotConfigure(f"{prefix}{name} is no option; did you mean {prefix}{close[0]}?")
+
+
+def _choose_place(_: App, commands: tuple[str, ...], arguments: Any) -> None:
+    """Look for operators where the command line says, and at no second place of a variable."""
+    if not set(commands) & _OPERATORS:
+        return
+    names = {"--admin", "--journal"} | ({"WHERE"} if commands != ("cancel",) else set())
+    given = [each for each in arguments if each.name in names and each.tokens]
+    for source in ("cli", "env"):
+        first = [each for each in given if each.tokens[0].source == source]
+        if first:
+            for each in given:
+                each.tokens = each.tokens if each in first else []
+            return
 
 
 def _place_word(app: App, commands: tuple[str, ...], arguments: Any) -> None:
@@ -118,7 +155,8 @@ def _check(app: App, table: Mapping[str, Any], path: str, above: tuple[str, ...]
     Raises `CannotConfigure`, which never shows a value: it may be a secret.
     """
     commands = {name for name in app if not name.startswith("-")}
-    options = {} if app.default_command is None else _options(app)
+    is_group = app.default_command is None
+    options = set() if is_group else _names(app.assemble_argument_collection())
     for name, value in table.items():
         key = ".".join((*above, name))
         if name in commands:
@@ -133,11 +171,7 @@ def _check(app: App, table: Mapping[str, Any], path: str, above: tuple[str, ...]
             raise CannotConfigure(f"{path}: {key} is no setting of {where}{nearest}")
 
 
-def _options(app: App) -> Mapping[str, Any]:
-    """The names of the options and arguments of a command."""
-    return {
-        name.lstrip("-").lower(): argument
-        for argument in app.assemble_argument_collection()
-        if argument.parse
-        for name in argument.names
-    }
+def _names(arguments: Any) -> set[str]:
+    """The names of the options and arguments of a command, without dashes before them."""
+    parsed = [argument for argument in arguments if argument.parse]
+    return {name.lstrip("-").lower() for argument in parsed for name in argument.names}

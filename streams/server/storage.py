@@ -219,15 +219,24 @@ async def _keys_of_store(store: Any, place: Place) -> Keys:
     """The keys that the store has. The first replica makes them."""
     if place.key_file is not None:
         return await _keys_of_file(place.key_file, None)
-    where = without_secrets(str(place.journal))
+
+    where = f"{store.keys_name} in {without_secrets(str(place.journal))}"
 
     async def read() -> Keyring:
         content = await store.keys()
         if content is None:
-            raise JournalUnusable(f"{where} has no keys any more: restore them, or restart.")
-        return Keyring.parse(content, f"{where}, under its keys,")
+            raise JournalUnusable(f"{where} is missing: this replica will put it back.")
+        mend = "or delete it: a replica that runs puts its keys back, else there will be new ones"
+        keyring = Keyring.parse(content, where, mend)
+        store.know_keys(content)
+        return keyring
 
     await store.await_keys()
     if await store.keys() is None:
+        if await store.streams(0, 1):
+            log.warning(
+                "the journal has calls but no keys: their tickets are void",
+                mend="serve it with the --key-file of before",
+            )
         await store.save_keys(new_keys(), replaces=None)  # unless another replica was faster
     return Keys(await read(), "the store", read)

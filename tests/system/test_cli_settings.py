@@ -140,6 +140,33 @@ def test_variables_that_are_no_settings_are_left_alone(server: ServerProcess) ->
     assert run("tools", server.url, env=env).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("JORNAL", "a-secret", "is no option; did you mean MCP_STREAMS_SERVE_JOURNAL?"),
+        ("LEESE", "a-secret", "is no option; did you mean MCP_STREAMS_SERVE_LEASE?"),
+        ("JOURNAL", "", "is empty: give it a value, or unset it."),
+    ],
+)
+def test_a_variable_that_is_misspelt_or_empty_is_refused(name: str, value: str, why: str) -> None:
+    done = run("serve", APP, env={f"MCP_STREAMS_SERVE_{name}": value})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.shown == [f"MCP_STREAMS_SERVE_{name} {why}"]
+
+
+def test_a_place_of_a_variable_is_no_second_place(tmp_path: Path) -> None:
+    password = {"MCP_STREAMS_LS_JOURNAL": "redis://mcp:a-secret@127.0.0.1:1/0"}
+    done = run("ls", "--admin=unix:nowhere", env=password, cwd=tmp_path)
+    assert "nowhere" in done.stderr
+    assert "redis" not in done.stderr
+    done = run("ls", "nowhere.db", env=password, cwd=tmp_path)
+    assert "nowhere.db" in done.stderr
+    both = password | {"MCP_STREAMS_LS_ADMIN": "unix:nowhere"}
+    done = run("ls", env=both, cwd=tmp_path)
+    why = "--admin unix:nowhere and --journal redis://127.0.0.1:1/0: name one place."
+    assert done.shown == [why]
+
+
 def test_the_completion_is_installed(tmp_path: Path) -> None:
     env = {"HOME": str(tmp_path), "SHELL": "/bin/bash"}
     for shell in ("bash", "zsh", "fish"):

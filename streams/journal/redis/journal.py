@@ -531,22 +531,27 @@ class RedisJournal:
 
     # Besides the contract: keys of tokens, and copies
 
+    @property
+    def keys_name(self) -> str:
+        """The name under which the store has the keys."""
+        return f"{self._prefix}keys"
+
     async def keys(self) -> bytes | None:
         """The content of a key file that `save_keys` has kept; None before."""
-        [found] = await self._calls((b"GET", self._prefix + "keys"))
-        if found is not None:
-            self._know_keys(found)
+        [found] = await self._calls((b"GET", self.keys_name))
         return None if found is None else bytes(found)
 
     async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
         """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
         self._check_open()
         kept = await self._writer.link.function("save_keys", content, replaces or b"")
-        self._know_keys(kept or b"")
         return bytes(kept or b"")
 
-    def _know_keys(self, content: bytes) -> None:
-        self._known_keys = bytes(content)
+    def know_keys(self, content: bytes) -> None:
+        """This replica has these keys. It puts them back if the store loses them, and warns if the
+        store has others.
+        """
+        self._known_keys = content
         # The store compares it with its own at each renewal.
         self._writer.keys_mark = hashlib.sha1(content, usedforsecurity=False).hexdigest()
 
@@ -628,7 +633,7 @@ class RedisJournal:
             (b"EXISTS", self._prefix + "copying"),
             (b"ZCARD", self._prefix + "n"),
             (b"ZCARD", self._prefix + "sessions"),
-            (b"EXISTS", self._prefix + "keys"),
+            (b"EXISTS", self.keys_name),
         )
         if not marker and (streams or sessions or keys):
             raise JournalUnusable(

@@ -418,7 +418,7 @@ async def test_a_password_that_is_asked_for_later_is_waited_for(server: Server) 
 
 async def test_keys_that_were_deleted_are_put_back(server: Server) -> None:
     async with open_redis_journal(server.url) as journal:
-        await journal.save_keys(b"the keys", replaces=None)
+        journal.know_keys(await journal.save_keys(b"the keys", replaces=None))
         await journal.renew()
         server.ask("DEL", P + "keys")
         await journal.renew()
@@ -428,7 +428,7 @@ async def test_keys_that_were_deleted_are_put_back(server: Server) -> None:
 
 async def test_other_keys_in_the_store_are_told_once_and_stay(server: Server) -> None:
     async with open_redis_journal(server.url) as journal:
-        await journal.save_keys(b"the keys", replaces=None)
+        journal.know_keys(await journal.save_keys(b"the keys", replaces=None))
         server.ask("SET", P + "keys", "others")
         with structlog.testing.capture_logs() as logs:
             for _ in range(3):
@@ -454,12 +454,29 @@ async def test_a_server_that_starts_waits_for_the_keys_of_those_that_run(server:
             nursery.cancel_scope.cancel()
 
 
+async def test_what_is_no_key_is_not_put_back(server: Server) -> None:
+    place = Place(journal=server.url, lease_s=LEASE_S)
+    async with open_storage(place, Limits()) as (journal, keys):
+        made = await journal.keys()
+        server.ask("SET", P + "keys", "short")
+        with structlog.testing.capture_logs() as logs:
+            assert not await keys.reload()
+        assert f"{P}keys in {server.url} does not hold keys" in logs[-1]["why"]
+        server.ask("DEL", P + "keys")
+        await journal.renew()
+        await journal.renew()
+        assert await journal.keys() == made
+
+
 async def test_a_server_makes_keys_where_none_comes_back(server: Server) -> None:
     place = Place(journal=server.url, lease_s=LEASE_S)
-    async with open_storage(place, Limits()) as (_, keys):
+    async with open_storage(place, Limits()) as (journal, keys):
+        await applied(journal, Create(record()))
         server.ask("DEL", P + "keys")
-        async with open_storage(place, Limits()) as (_, theirs):
-            assert theirs.keyring.fingerprints != keys.keyring.fingerprints
+        with structlog.testing.capture_logs() as logs:
+            async with open_storage(place, Limits()) as (_, theirs):
+                assert theirs.keyring.fingerprints != keys.keyring.fingerprints
+        assert warned(logs, "calls but no keys") == 1
 
 
 # Servers
