@@ -19,6 +19,7 @@ from streams.errors import (
     JournalUnusable,
     Refusal,
     StoreAway,
+    StoreUnsafe,
     Unavailable,
     refusal,
 )
@@ -172,6 +173,14 @@ class Committer:
         """Why the journal takes nothing now; "" while it takes changes."""
         trouble = self._trouble
         return "" if trouble is None else f"the journal takes nothing new now ({trouble})"
+
+    def store_told(self, trouble: StoreUnsafe | None) -> None:
+        """The store takes nothing, or takes changes again, as the last look at it has shown.
+
+        A commit that is under way finds that out by itself.
+        """
+        if not self._is_committing:
+            self._trouble = trouble
 
     @property
     def why_not(self) -> str:

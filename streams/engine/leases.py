@@ -130,6 +130,7 @@ class Leases:
                     self._begin_anew()
                 else:
                     self._look_at(counts, senders)
+                self._committer.store_told(None)
                 self._has_renewed.unpark_all()
             self._listener.beaten()
             await trio.sleep_until(self._next_at())
@@ -176,6 +177,8 @@ class Leases:
     def _missed(self, trouble: Exception) -> None:
         """The store does not answer. Others may take over, so clients go there in time."""
         now = trio.current_time()
+        if is_unsafe := isinstance(trouble, StoreUnsafe):
+            self._committer.store_told(trouble)
         if isinstance(trouble, StoreDown):
             self._refused_at = now
             since, (late, cut_off) = self._reached_at, DOWN
@@ -183,7 +186,6 @@ class Leases:
             since, (late, cut_off) = self._heard_at, AWAY
         away = (now - since) / self._journal.lease_s
         if away >= late:
-            is_unsafe = isinstance(trouble, StoreUnsafe)
             what = "may delete messages as it is set" if is_unsafe else "does not answer"
             self.why_late = f"the store of the journal {what}"
         part, before = min(1.0, (away - late) / (cut_off - late)), self._cut_off

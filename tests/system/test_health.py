@@ -144,5 +144,7 @@ def test_not_ready_while_the_store_may_delete_messages(tmp_path: Path) -> None:
             peer.initialize(POSITIONS)
             refused = peer.ask("tools/call", {"name": "count", "arguments": {"n": 1}})
             assert refused.reason == "unavailable"
+        done = run("call", f"http://127.0.0.1:{server.http_port}/mcp", "count", "n:=1")
+        assert "The store of the journal cannot be used now: try again later." in done.stderr
         store.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
         wait_until("ready again", lambda: asked(port, "/health/ready")[0] == 200)
