@@ -4,12 +4,57 @@ Intervals are measured by trio's clock, except in threads.
 """
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Final
+
+EXACT_S: Final = 0.05  # how long an answer of a store may take that tells the time
+
+_stores: Final[list["StoreClock"]] = []
 
 
 def wall() -> float:
-    """Seconds since 1970."""
-    return time.time()
+    """Seconds since 1970: by the clock of the store that this process uses, if it uses one."""
+    return steady() + _stores[-1].ahead_s if _stores else time.time()
+
+
+class StoreClock:
+    """The clock of a store, by which all its replicas tell the time until `close`.
+
+    The clocks of their machines may differ, and may be set.
+    """
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0  # of `steady`
+
+    def tells(self, now: float, asked_at: float) -> None:
+        """The store has answered that it is `now`. It was asked at a time of `steady`."""
+        took_s = steady() - asked_at
+        is_first = self not in _stores
+        if took_s <= EXACT_S or is_first:
+            self.ahead_s = now - asked_at - took_s / 2
+        if is_first:
+            _stores.append(self)
+
+    def close(self) -> None:
+        """Tell the time by this machine's clock again, or that of a store opened before."""
+        if self in _stores:
+            _stores.remove(self)
+
+
+class WallAhead:
+    """How much wall time is ahead of another clock, in seconds.
+
+    It stays the same when this machine's clock is set, so that no deadline moves. The clock of a
+    store is followed, since the other replicas follow it too.
+    """
+
+    def __init__(self, of: Callable[[], float]) -> None:
+        self._of = of
+        self._at_start = wall() - of()
+
+    def __call__(self) -> float:
+        return wall() - self._of() if _stores else self._at_start
 
 
 def utc(at: float) -> str:

@@ -134,7 +134,10 @@ class TokenFile:
             return str(error)
         except OSError as error:
             self._tokens, self._seen = {}, None
-            return f"The tokens in {self._path} cannot be read: {error}."
+            mend = ""
+            if isinstance(error, FileNotFoundError):
+                mend = f" Make it with mcp-streams token new NAME --file {self._path}."
+            return f"The tokens in {self._path} cannot be read: {error.strerror}.{mend}"
         return ""
 
 

@@ -23,7 +23,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 import trio
 
-from streams.clock import wall
+from streams.clock import WallAhead
 from streams.engine.committer import Committer
 from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
@@ -108,7 +108,7 @@ class Cache:
         self._is_shared = bool(journal.replica)
         self.is_leaving = False  # this replica ends: it must own no stream any more
         self._started_at = trio.current_time()
-        self._wall_ahead_s = wall() - self._started_at  # of trio's time, which deadlines are in
+        self._wall_ahead_s = WallAhead(trio.current_time)  # of trio's time, which deadlines are in
         # Streams that may be evicted, in the order of their last use.
         self._idle: dict[Stream, None] = {}
         self._loading: dict[str, trio.Event] = {}
@@ -304,7 +304,7 @@ class Cache:
         state = StreamState(record, self._limits)
         state.detach(self._started_at)
         assert state.deadline is not None
-        since_start = record.due_at - self._wall_ahead_s - state.deadline
+        since_start = record.due_at - self._wall_ahead_s() - state.deadline
         state.detach(min(trio.current_time(), self._started_at + max(0.0, since_start)))
         return state
 
@@ -322,7 +322,7 @@ class Cache:
         """Move an evicted stream in the journal to the deadline of `state`."""
         due = state.deadline
         assert due is not None
-        due_at = due + self._wall_ahead_s
+        due_at = due + self._wall_ahead_s()
         self._committer.add(Evict(record.stream, record.fence, due_at, record.is_read))
 
     def _postpone_loaded(self, stream: Stream) -> None:
@@ -330,7 +330,7 @@ class Cache:
         due = stream.deadline
         if due is None:
             due = trio.current_time() + stream.record.max_s
-        due_at = due + self._wall_ahead_s
+        due_at = due + self._wall_ahead_s()
         is_read = is_probably_read(stream)
         self._committer.add(Evict(stream.id, stream.record.fence, due_at, is_read, stays=True))
 
@@ -417,7 +417,7 @@ class Cache:
         due = stream.deadline
         assert due is not None
         is_read = is_probably_read(stream)
-        return Evict(stream.id, stream.record.fence, due + self._wall_ahead_s, is_read, names)
+        return Evict(stream.id, stream.record.fence, due + self._wall_ahead_s(), is_read, names)
 
     def evicting(self) -> None:
         """The eviction of a stream is committed now, or was: a count of before may lack it."""
@@ -440,7 +440,7 @@ class Cache:
             if await self._sweep_some():
                 await trio.sleep(PAUSE_S)
             else:
-                sweep_at = self._next_due_at - self._wall_ahead_s
+                sweep_at = self._next_due_at - self._wall_ahead_s()
                 if self._is_shared:
                     sweep_at = min(sweep_at, trio.current_time() + SWEPT_EVERY_S)
                 with trio.move_on_at(sweep_at):
@@ -453,7 +453,7 @@ class Cache:
         is_any_due = False
         for record in records:
             assert record.due_at is not None
-            if record.due_at - self._wall_ahead_s > trio.current_time():
+            if record.due_at - self._wall_ahead_s() > trio.current_time():
                 self._next_due_at = record.due_at
                 break
             await self._look_at(record)

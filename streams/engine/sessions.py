@@ -24,7 +24,7 @@ from weakref import WeakSet
 import msgspec
 import trio
 
-from streams.clock import wall
+from streams.clock import WallAhead
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.notices import resource_updated
@@ -192,7 +192,7 @@ class Sessions:
         # Streams from the journal, by the keys of their event ids. Their principals may have
         # several sessions, and which of these had the response is not known.
         self._unclaimed: dict[str, Stream] = {}
-        self._wall_ahead_s = wall() - trio.current_time()
+        self._wall_ahead_s = WallAhead(trio.current_time)
         # Of a shared journal: what the other replicas are told of a session, by its key.
         self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
         self.count_replicas: Callable[[], int] = lambda: 1
@@ -209,7 +209,7 @@ class Sessions:
 
     def _now(self) -> float:
         """Wall time without the steps of the clock since the start, which make no session idle."""
-        return trio.current_time() + self._wall_ahead_s
+        return trio.current_time() + self._wall_ahead_s()
 
     def take_over(
         self,
@@ -349,7 +349,7 @@ class Sessions:
         if session is None or session.standing is None:
             return
         is_young = trio.current_time() - session.standing_since < TOGETHER_S
-        if not is_young or session.standing_since + self._wall_ahead_s <= at:
+        if not is_young or session.standing_since + self._wall_ahead_s() <= at:
             session.standing.cancel()
 
     def unload(self, session: HttpSession) -> None:

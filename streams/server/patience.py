@@ -34,7 +34,7 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.clock import wall
+from streams.clock import WallAhead, wall
 from streams.engine.connection import Connection, Delivery, Session
 from streams.engine.deadlines import Deadlines
 from streams.engine.engine import StreamHandler
@@ -198,7 +198,7 @@ class Patience:
         self._ended: dict[str, float] = {}
         self._deadlines: Deadlines[_Asked] = Deadlines(self._due)
         self._nursery: trio.Nursery
-        self._wall_ahead_s = wall() - trio.current_time()
+        self._wall_ahead_s = WallAhead(trio.current_time)
 
     # The backend
 
@@ -365,7 +365,7 @@ class Patience:
         kept = list(itertools.islice(newest, LISTED_MAX))
         if not kept:
             return _text("No calls of yours are kept.") | {"structuredContent": {"calls": []}}
-        now, lines, calls = trio.current_time() + self._wall_ahead_s, [], []
+        now, lines, calls = trio.current_time() + self._wall_ahead_s(), [], []
         for each in kept:
             name, age_s = _name(each.stream, ids), max(0.0, now - each.created_at)
             state = each.state + (each.progress and f" ({each.progress})")

@@ -359,7 +359,10 @@ def _shortened(text: str) -> str:
     return text if len(text) <= WORD_LETTERS_MAX else f"{text[:WORD_LETTERS_MAX]}…"
 
 
-OTHER_SERVER: Final = "Another server listens at this URL now than the one that began the call."
+OTHER_SERVER: Final = (
+    "Another server listens at this URL now than the one that began the call, or one with other "
+    "keys."
+)
 
 
 def name_of(client: Client) -> str:

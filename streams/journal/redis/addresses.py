@@ -31,6 +31,7 @@ _KINDS: Final[dict[str, Kind]] = {"": "single", "sentinel": "sentinel", "cluster
 _SCHEME: Final = re.compile(r"(redis|valkey)(s?)(?:\+(sentinel|cluster))?")
 _UNIX: Final = ("unix", "redis+unix")
 _QUERY: Final = frozenset({"ca", "cluster", "db", "prefix", "sentinel_user", "sentinel_password"})
+ENCODED: Final = "/ as %2F, ? as %3F, # as %23, @ as %40 and % as %25"
 _EXAMPLE: Final = "redis://host:6379, rediss://, redis+sentinel://host:port,host:port/SERVICE"
 
 
@@ -86,6 +87,8 @@ def _parse(url: str, shown: str, prefix: str) -> Address:
         raise ValueError(f"its scheme is {scheme!r}, write for instance {_EXAMPLE}")
     is_tls = bool(found and found[2])
     parts = urlsplit(f"x://{rest}")
+    if found and ("@" in parts.path + parts.fragment or _is_cut(parts.netloc, parts.query)):
+        raise ValueError(f"write {ENCODED} in the user and the password")
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     kind: Kind = "unix" if found is None else _KINDS[found[3] or ""]
     if query.get("cluster", "0") not in ("", "0", "false") and kind == "single":
@@ -117,6 +120,12 @@ def _parse(url: str, shown: str, prefix: str) -> Address:
         is_tls=is_tls,
         ca=query.get("ca"),
     )
+
+
+def _is_cut(netloc: str, query: str) -> bool:
+    """Whether a question mark within the password seems to begin the query."""
+    port = netloc.partition(":")[2]
+    return "@" in query and "@" not in netloc and port.isalnum() and not port.isdecimal()
 
 
 def _check_query(query: Mapping[str, str], *, is_tls: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import trio
 
-from streams.clock import wall
+from streams.clock import StoreClock, steady, wall
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway, StoreUnsafe
 from streams.journal.contract import News, Shortage, Totals, Wanted
 from streams.journal.newest import NewestRuns
@@ -91,6 +91,7 @@ class RedisJournal:
         self._maxmemory: int | None = None
         self._policy: str | None = None
         self._has_written = trio.Event()
+        self._clock = StoreClock()
 
     async def open(self, *, copies: bool, only_existing: bool) -> None:
         """Connect, and refuse a store that is not safe, or holds a part of a copy, or no journal.
@@ -105,6 +106,7 @@ class RedisJournal:
                     f"{self._servers.address.prefix}: name its prefix with ?prefix=NAME."
                 )
         await self._writer.link.connection()
+        await self._look_at_clock()
         [marker] = await self._calls((b"EXISTS", self._prefix + "copying"))
         if marker and not copies:
             raise JournalUnusable(
@@ -196,6 +198,11 @@ class RedisJournal:
         if policy != self._policy and (why := why_unsafe(self._policy, self._servers.address)):
             log.warning("the journal takes nothing until its store is mended", why=why)
 
+    async def _look_at_clock(self) -> None:
+        asked_at = steady()
+        [(seconds, microseconds)] = await self._calls((b"TIME",))
+        self._clock.tells(int(seconds) + int(microseconds) / 1e6, asked_at)
+
     # Writing
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
@@ -228,6 +235,7 @@ class RedisJournal:
 
     async def renew(self) -> Mapping[str, int] | None:
         self._check_safe()
+        await self._look_at_clock()
         await self._renew_turns()
         if self._writer.has_gone_back:
             await self._put_keys_back()
@@ -675,6 +683,7 @@ class RedisJournal:
             await trio.lowlevel.checkpoint()
             return
         self._is_closed = True
+        self._clock.close()
         if not self._writer.has_entered:
             await trio.lowlevel.checkpoint()
             return

@@ -43,7 +43,7 @@ from coredis.exceptions import (
 from streams.errors import Full, JournalError, JournalUnusable, StoreAway, StoreDown, Unavailable
 from streams.forks import withhold
 from streams.journal.redis import library
-from streams.journal.redis.addresses import Address, Host
+from streams.journal.redis.addresses import ENCODED, Address, Host
 from streams.journal.redis.damage import Complaints, text_of
 
 RECEIVE_BYTES: Final = 256 * 1024  # of one piece, where a stored run has up to 252 KiB
@@ -97,8 +97,7 @@ def meaning(error: BaseException, address: Address) -> Exception:
         case AuthorizationError():
             return _not_allowed(text, address)
         case AuthenticationError():
-            what = "refuses the password" if address.password else "wants a password"
-            return JournalUnusable(f"{address} {what} ({text}): {_login(address)}.")
+            return JournalUnusable(f"{address} {_login(address)}.")
         case BusyLoadingError() | ClusterDownError():
             return StoreDown(f"{address} is not ready: {text}")
         case TryAgainError():
@@ -123,6 +122,8 @@ def _other_meaning(text: str, address: Address) -> Exception:
         return NoFunction()
     if "READONLY" in text:
         return Moved(None)
+    if "cluster support disabled" in text:
+        return JournalUnusable(f"{address} is no cluster: write redis://HOST:PORT/0.")
     if "NOPERM" in text or "ACL failure" in text:
         return _not_allowed(text, address)
     if text.startswith(_DAMAGED):
@@ -133,15 +134,19 @@ def _other_meaning(text: str, address: Address) -> Exception:
 
 
 def _login(address: Address) -> str:
-    """Where the user and the password are written."""
+    """What is wrong with the user and the password, and where they are written."""
     scheme = address.url.partition("://")[0]
     if address.kind == "sentinel":
-        return (
-            f"write {scheme}://user:password@host/SERVICE for the store, and behind that "
+        place = (
+            f"{scheme}://user:password@host/SERVICE for the store, and behind that "
             "?sentinel_password= (and &sentinel_user=) for its Sentinels"
         )
-    host = "/path" if address.kind == "unix" else "host"
-    return f"write {scheme}://user:password@{host}"
+    else:
+        place = f"{scheme}://user:password@{'/path' if address.kind == 'unix' else 'host'}"
+    if not address.password:
+        return f"wants a password: write {place}"
+    whose = f"the user {address.user}" if address.user else 'the user "default"'
+    return f"refuses the password of {whose}: check both in {place}, with {ENCODED}"
 
 
 def _reason(error: BaseException) -> str:
@@ -162,9 +167,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _not_allowed(text: str, address: Address) -> JournalUnusable:
+    keys = f"{{{address.prefix}}}:*"
     return JournalUnusable(
-        f"The user of {address} may not do this ({text}): give it the keys and channels of the "
-        "journal and the commands that docs/operate/replicas.md lists."
+        f"The user of {address} may not do this ({text}): give it ~{keys} &{keys} and the commands "
+        "that docs/operate/replicas.md lists."
     )
 
 

@@ -84,6 +84,9 @@ def test_the_prefix_of_a_url_comes_before_another() -> None:
         ("redis+cluster://a/1", "the database 0 only"),
         ("redis://h?ca=/x", "ca= is for TLS"),
         ("rediss://h?ca=/no/such", "no file /no/such"),
+        ("redis://u:a/b@h:1/0", "write / as %2F"),
+        ("redis://u:a#b@h:1/0", "write / as %2F"),
+        ("redis://u:a?b@h:1/0", "write / as %2F"),
     ],
 )
 def test_a_wrong_url_is_refused_with_the_reason(url: str, why: str) -> None:

@@ -72,7 +72,7 @@ async def test_a_user_needs_the_keys_and_channels_of_the_journal(kind: str, tmp_
         assert "may not do this" in found
         assert "pa%40ss" not in found
         server.ask("ACL", "SETUSER", "app", "resetchannels")
-        assert "channels" in await refusal(url)
+        assert "give it ~{mine}:* &{mine}:*" in await refusal(url)
         server.ask("ACL", "SETUSER", "app", "&{mine}:*", "-function")
         server.ask("FUNCTION", "FLUSH")
         assert "may not do this" in await refusal(url)
