@@ -254,7 +254,7 @@ class ShareOptions:
     ----------
     lease
         Seconds after which other replicas take over the streams of one that is silent, 2 by
-        default. All replicas should have the same.
+        default, the same for all replicas.
     replicas_acked
         How many replicas of the store must have a change before it counts as durable: WAITAOF, or
         with --durability process WAIT. By default the store's own settings decide.

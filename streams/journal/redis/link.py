@@ -134,7 +134,7 @@ def _other_meaning(text: str, address: Address) -> Exception:
 
 
 def _login(address: Address) -> str:
-    """What is wrong with the user and the password, and where they are written."""
+    """A sentence for an operator whose password is refused."""
     scheme = address.url.partition("://")[0]
     if address.kind == "sentinel":
         place = (
