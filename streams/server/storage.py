@@ -233,7 +233,7 @@ async def _keys_of_store(store: Any, place: Place) -> Keys:
 
     await store.await_keys()
     if await store.keys() is None:
-        if await store.streams(0, 1):
+        if store.sizes["streams"]:
             log.warning(
                 "the journal has calls but no keys: their tickets are void",
                 mend="serve it with the --key-file of before",
