@@ -105,11 +105,18 @@ def complain(why: object, exit_code: int = USAGE, /, **details: object) -> int:
     return exit_code
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+def alike(name: str, known: Iterable[str], part: float = 0.6) -> str:
+    """The known name that is most like this one, and by this part of it at least, or ""."""
     import difflib
 
     names = {each.casefold(): each for each in known}
-    if close := difflib.get_close_matches(name.casefold(), names, n=1):
-        return f"; did you mean {names[close[0]]}?"
-    return f"; known are {', '.join(names.values())}." if names else "."
+    close = difflib.get_close_matches(name.casefold(), names, n=1, cutoff=part)
+    return names[close[0]] if close else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    names = list({each.casefold(): each for each in known}.values())
+    if close := alike(name, names):
+        return f"; did you mean {close}?"
+    return f"; known are {', '.join(names)}." if names else "."

@@ -79,17 +79,12 @@ def _check_variables(_: App, commands: tuple[str, ...], arguments: Any) -> None:
     """
     prefix = PREFIX + "".join(f"{each.upper()}_" for each in commands)
     given = [name.removeprefix(prefix) for name in os.environ if name.startswith(prefix)]
-    if not given:
-        return
-    import difflib
-
     known = [name.replace("-", "_").upper() for name in _names(arguments)]
     for name in given:
         if name in known and not os.environ[prefix + name]:
             raise CannotConfigure(f"{prefix}{name} is empty: give it a value, or unset it.")
-        close = difflib.get_close_matches(name, known, n=1, cutoff=LIKE_PART)
-        if name not in known and close:
-            raise CannotConfigure(f"{prefix}{name} is no option; did you mean {prefix}{close[0]}?")
+        if name not in known and (close := base.alike(name, known, LIKE_PART)):
+            raise CannotConfigure(f"{prefix}{name} is no option; did you mean {prefix}{close}?")
 
 
 def _choose_place(_: App, commands: tuple[str, ...], arguments: Any) -> None:
