@@ -90,6 +90,9 @@ class Channel(Protocol):
 class ResponseChannel(Channel, Protocol):
     """A channel that sends the response to one request."""
 
+    async def send_whole(self, *lines: bytes) -> None:
+        """As `send`, for lines that are the whole response."""
+
     @property
     def is_complete(self) -> bool:
         """Whether the response is over, so that nothing is left to close."""

@@ -35,7 +35,7 @@ from streams.engine.receipts import Receipts, Separation
 from streams.engine.retry import MISSING_LEASES
 from streams.engine.stream import Stream, StreamEvents
 from streams.errors import INTERNAL_ERROR, Missing, Refusal, Unavailable, refusal
-from streams.exchange import Channel, TraceHeaders, http_trace_of, transport_of
+from streams.exchange import Channel, ResponseChannel, TraceHeaders, http_trace_of, transport_of
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
 from streams.keys import new_request_id
@@ -617,6 +617,7 @@ class Connection:
         "_prompt_bytes",
         "_reader",
         "_receipts",
+        "_response",
         "_scope",
         "_seen_at",
         "_separation",
@@ -674,6 +675,7 @@ class Connection:
         self._is_watched = False
         self._is_hung_up = False
         self._has_written = False
+        self._response: ResponseChannel | None = None
         self.opened_at = trio.current_time() if asked_at is None else asked_at
         self._seen_at = self._asked_at = self.opened_at
         self._ping_at = self.opened_at + PING_EVERY_S
@@ -876,12 +878,14 @@ class Connection:
         if self._is_hung_up:
             self._scope.cancel()
 
-    async def respond(self) -> None:
+    async def respond(self, response: ResponseChannel) -> None:
         """Send all that is owed, as the response to one request, and watch whether the peer lives.
 
+        `response` is the connection's own channel.
         Most responses are complete at once, or as soon as a deferred call ends. So the first write
         comes before the tasks are started.
         """
+        self._response = response
         try:
             if self._is_owing:
                 await self.has_work.wait()
@@ -906,7 +910,7 @@ class Connection:
             # The delivery was dropped without an answer: its request was cancelled, or repeated
             # over another connection. MCP has no response then. HTTP must have one, so it is empty.
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await self.channel.send(b"")
+                await response.send_whole(b"")
 
     async def _hang_up_when_gone(self) -> None:
         with suppress(trio.EndOfChannel):
@@ -947,10 +951,9 @@ class Connection:
 
     async def _send_replies(self) -> None:
         """Send what is no part of a stream."""
-        if self._outbox:
-            self._has_written = True
-            await self.channel.send(*self._outbox)
-            self._outbox = []
+        lines, self._outbox = self._outbox, []
+        if lines:
+            await self._send(lines)
 
     async def _send_once(self) -> None:
         await self._put(await self._prepare())
@@ -966,13 +969,19 @@ class Connection:
 
     async def _put(self, write: _Write) -> None:
         if write.lines:
-            self._has_written = True
-            await self.channel.send(*write.lines)
+            await self._send(write.lines)
             self._saw_life()
             is_prompt = self._seen_at - write.began_at < PROMPT_S
             self._prompt_bytes = self._prompt_bytes + write.size if is_prompt else 0
         self._write = None
         self._note(write)
+
+    async def _send(self, lines: Sequence[bytes]) -> None:
+        is_first, self._has_written = not self._has_written, True
+        if is_first and self._response is not None and not (self.deliveries or self._outbox):
+            await self._response.send_whole(*lines)
+        else:
+            await self.channel.send(*lines)
 
     async def _gather(self, write: _Write) -> None:
         bytes_max = RUNS_BYTES_MAX if self._prompt_bytes > KERNEL_BYTES else RUNS_BYTES

@@ -362,7 +362,7 @@ class Engine:
         connection = self._opened(response)
         try:
             await begin(connection)
-            await connection.respond()
+            await connection.respond(channel)
         finally:
             await self._close(connection, is_complete=channel.is_complete)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.wire.conftest import Http
 from tests.wire.httpclient import HttpClient
-from tests.wire.httpverbs import messages_of, refusal, text_of
+from tests.wire.httpverbs import cut_after, messages_of, refusal, text_of
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Message, PeerGone
 from tests.wire.rawhttp import BOTH, EVENTS, JSON, LINES, Exchange
@@ -250,15 +250,16 @@ def test_pipelined_requests_are_answered_in_their_order(http: Http) -> None:
 
 
 def test_a_connection_is_used_again_after_each_answer(http: Http) -> None:
-    """RFC 9112, 9.3: persistent connections, after a refusal and a run of lines too."""
+    """RFC 9112, 9.3: persistent connections, after a refusal, events and lines too."""
     client = http.opened()
     call = {"name": "count", "arguments": {"n": 2}}
-    lines = {"jsonrpc": "2.0", "id": 4, "method": "tools/call", "params": call}
+    counting = json.dumps({"jsonrpc": "2.0", "id": 4, "method": "tools/call", "params": call})
     exchange = client.post(PING)
     for body, accept, status in (
         (b"{", BOTH, 400),
         (PING_BYTES, BOTH, 200),
-        (json.dumps(lines).encode(), LINES, 200),
+        (counting.encode(), BOTH, 200),
+        (counting.encode(), LINES, 200),
         (PING_BYTES, LINES, 200),
     ):
         exchange.body()
@@ -267,6 +268,34 @@ def test_a_connection_is_used_again_after_each_answer(http: Http) -> None:
         exchange.send(client.post_bytes(body, {"Accept": accept}))
         assert exchange.head().status == status
     assert exchange.message().result == {}
+
+
+@pytest.mark.parametrize("accept", [BOTH, LINES])
+def test_a_connection_is_used_again_after_a_long_answer(
+    http: Http, gate: Gate, accept: str
+) -> None:
+    """RFC 9112, 9.3, where the length is not known at first; the next answer is whole."""
+    client = http.opened()
+    params = {"name": "steps", "arguments": {"n": 2, "gate": gate.path}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params})
+    exchange = client.send(client.post_bytes(body.encode(), {"Accept": accept})).head()
+    gate.release(2)
+    assert b"stepped 2" in exchange.body()
+    assert exchange.can_go_on
+    exchange = exchange.following()
+    exchange.send(client.post_bytes(PING_BYTES))
+    assert exchange.message().result == {}
+
+
+def test_the_answer_to_a_get_ends_with_its_connection(http: Http, gate: Gate) -> None:
+    """So that a client which is cut off sees no more than the end of its answer."""
+    client = http.opened()
+    last = cut_after(client, gate, 1, of=2)
+    gate.release(1)
+    gate.wait_for("sent")
+    exchange = client.get(last.at(1))
+    assert text_of(messages_of(exchange.events())[-1]) == "stepped 2"
+    assert not {"content-length", "transfer-encoding"} & exchange.headers.keys()
 
 
 def test_a_client_of_http_1_0_is_served(http: Http) -> None:

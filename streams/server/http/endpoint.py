@@ -325,7 +325,7 @@ class HttpEndpoint:
         if not has_more:
             raise HttpError(405, "This response is complete: there is nothing to resume.", _ALLOW)
         framing = self._framing(session, EVENTS, may_be_json=False)
-        channel = _channel(request, responder, session, EVENTS, framing)
+        channel = _channel(request, responder, session, EVENTS, framing, is_resumed=True)
 
         async def begin(connection: Connection) -> None:
             try:
@@ -350,7 +350,9 @@ class HttpEndpoint:
         It stays open all the time. A client that was cut off gets the messages it has missed.
         """
         position = session.notices.position(request.headers.get(LAST_EVENT))
-        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
+        channel = ResponseChannel(
+            responder, session.principal, EVENTS, caller=request.caller, is_resumed=True
+        )
         scope = self._engine.sessions.listen(session)
         session.notices.has_stream = True
         try:
@@ -432,6 +434,8 @@ def _channel(
     media_type: str,
     framing: Framing,
     request_id: RequestId | None = None,
+    *,
+    is_resumed: bool = False,
 ) -> ResponseChannel:
     """The response to a request as a channel."""
     return ResponseChannel(
@@ -442,6 +446,7 @@ def _channel(
         caller=request.caller,
         request_id=request_id,
         headers=request.headers,
+        is_resumed=is_resumed,
     )
 
 

@@ -40,14 +40,17 @@ class ResponseChannel:
         caller: Caller | None = None,
         request_id: RequestId | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
+        is_resumed: bool = False,
     ) -> None:
         """The channel ends when the authentication of `caller` expires.
 
         `request_id` is the id of the request that is answered, and `headers` are its headers.
+        `is_resumed`: see `content`.
         """
         self._headers = headers
         self._request_id = request_id
         self._media_type = media_type
+        self._is_resumed = is_resumed
         self._framing = framing
         self._responder = responder
         self._principal = principal
@@ -92,15 +95,22 @@ class ResponseChannel:
         self._is_sending = True
         if self._is_open:
             await self._responder.write(*lines)
-        elif self._framing is not None and self._framing.is_json:
-            self._has_begun = True
-            await self._responder.respond(200, content(JSON), b"".join(lines))
         else:
             self._has_begun = self._is_open = True
-            await self._responder.start(200, content(self._media_type), *lines)
+            headers = content(self._media_type, is_resumed=self._is_resumed)
+            await self._responder.start(200, headers, *lines)
         self._is_sending = False
-        if self._is_open:
-            self._wrote_at = trio.current_time()
+        self._wrote_at = trio.current_time()
+
+    async def send_whole(self, *lines: bytes) -> None:
+        """See `streams.exchange.ResponseChannel`. The connection is kept for the next request."""
+        if self._is_resumed:
+            await self.send(*lines)
+            return
+        self._has_begun = True
+        is_json = self._framing is not None and self._framing.is_json
+        headers = content(JSON if is_json else self._media_type)
+        await self._responder.respond(200, headers, b"".join(lines))
 
     async def refuse(self, status: int, headers: Headers, line: bytes) -> None:
         """Respond with an HTTP error. Nothing may be sent before it or after it."""
