@@ -32,6 +32,7 @@ from tests.rigs.journals import grant, session
 from tests.rigs.sqlite import PLENTY, make_journal_of_schema, record
 
 STREAMS = 24
+LOGGED = 20  # this stream and later ones are in the log alone
 # How many bytes are flipped, one at a time, in each page of a journal; more where `FLIPS` says so.
 FLIPS = int(os.environ.get("FLIPS", "1"))
 ORIGIN = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"build"}}'
@@ -49,13 +50,16 @@ def lines(stream: str, first: int, last: int, size: int, *, is_end: bool = False
     return Append(stream, 1, Run(first, last + 1 - first, body), 0, 0, outcome)
 
 
+def created(n: int) -> Create:
+    return Create(replace(record(number=n), stream=f"stream-{n}", origin=ORIGIN))
+
+
 def fill(opened: SQLiteStore) -> None:
     """Streams of all kinds, in the tables and in the log."""
     for n in range(1, STREAMS + 1):
         name, size = f"stream-{n}", (20, 300, 1000)[n % 3]
-        made = replace(record(number=n), stream=name, origin=ORIGIN)
         is_end = n % 5 == 0
-        opened.commit([Create(made), lines(name, 1, 30, size)])
+        opened.commit([created(n), lines(name, 1, 30, size)])
         opened.commit([lines(name, 31, 60, 20, is_end=is_end)])
     more: list[Change] = [lines(f"stream-{n}", 61, 70, 30) for n in range(1, 9) if n % 5]
     more += [Ack("stream-3", 1, 33), Ack("stream-4", 1, 70), Evict("stream-5", 1, 1.8e9)]
@@ -67,6 +71,8 @@ def fill(opened: SQLiteStore) -> None:
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A journal as a killed server leaves it, but in one file."""
     folder = tmp_path_factory.mktemp("journal")
+    with closing(SQLiteStore(folder / "original.db", durability="process")) as opened:
+        opened.commit([created(n) for n in range(1, LOGGED)])  # closing writes them to the tables
     with closing(SQLiteStore(folder / "original.db", durability="process")) as opened:
         fill(opened)
         back_up(folder / "original.db", folder / "journal.db", lambda done, total: None)

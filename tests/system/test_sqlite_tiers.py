@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from streams import messages
 from streams.errors import JournalUnusable
 from streams.journal.contract import STORED_BYTES_MAX
 from streams.journal.memory import MemoryJournal
@@ -26,10 +28,14 @@ from streams.journal.records import (
     Outcome,
     Record,
 )
+from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.log import Budget
+from streams.journal.sqlite.snapshot import open_snapshot
+from streams.journal.sqlite.verify import inspect
 from streams.limits import MIB
-from tests.rigs.journals import append, as_one, last_append, lines, record
+from streams.messages import Run
+from tests.rigs.journals import append, as_one, grant, last_append, lines, record, session
 from tests.rigs.sqlite import PLENTY, crashed, running
 
 _T = TypeVar("_T")
@@ -291,6 +297,67 @@ def test_lines_are_logged_until_they_make_a_segment(path: Path) -> None:
         assert as_one(opened.read("s", 0, bytes_max=PLENTY)) == lines(1, 7000)
     assert rows(path, "SELECT count(*), sum(count) FROM runs") == [(2, 7000)]
     assert rows(path, "SELECT id FROM log") == []
+
+
+def test_a_call_that_is_soon_forgotten_is_in_the_log_alone(path: Path) -> None:
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record()), append(1, 2)])
+        assert rows(path, "SELECT * FROM streams, progress, awake") == []
+        opened.commit([Forget("s", 1), Create(record())])
+        assert rows(path, "SELECT * FROM streams, progress, awake") == []
+        crash = crashed(opened, path, path.with_name("crash"))
+    with closing(SQLiteStore(crash)) as again:
+        assert again.lookups.find("s") == record()
+        again.commit([Forget("s", 1)])
+    assert rows(crash, "SELECT * FROM streams, progress, awake") == []
+
+
+def test_a_long_request_is_not_logged(path: Path) -> None:
+    asked = replace(record(), origin=b"x" * 20_000)
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(asked)])
+        assert rows(path, "SELECT length(origin) FROM streams") == [(20_000,)]
+        assert rows(path, "SELECT * FROM log") == []
+        assert opened.lookups.find("s") == asked
+
+
+def test_streams_of_the_log_are_found_like_those_of_the_tables(path: Path) -> None:
+    """Of nine streams every second one is in the tables, after two claims and a crash."""
+    origin = messages.request(1, "tools/call", {"name": "build"})
+    made = [replace(record(f"{n}", number=n), origin=origin) for n in range(1, 10)]
+    with closing(SQLiteStore(path)) as opened:
+        opened.claim()
+        opened.commit([SaveSession(session()), *map(Create, made)])
+        grants = [grant(stream=each.stream, delivery=each.stream) for each in made]
+        written = [lines_of(each, long=bool(each.number % 2)) for each in made]
+        assert not any(opened.commit([*written, *map(SaveGrant, grants)]))
+        assert rows(path, "SELECT id FROM streams") == [(n,) for n in (1, 3, 5, 7, 9)]
+        crash = crashed(opened, path, path.with_name("crash"))
+    with closing(SQLiteStore(crash)) as again:
+        known = again.claim()
+        assert [(each.stream, each.last) for each in known] == [(r.stream, 100) for r in made]
+        assert {each.fence for each in known} == {2}
+        assert again.sessions()[1] == grants
+        found = again.lookups
+        assert found.totals().last_number == 9
+        assert [found.find(each.stream) for each in made] == known
+        assert found.newest(None, 3) == known[:-4:-1]
+        assert found.newest(8, 9) == known[6::-1]
+        assert [each for each, _ in found.streams(2, 3)] == known[2:5]
+        assert {found.principal_of(each.stream) for each in made} == {"os(0)"}
+        assert [found.beginning_with(each.stream, 2) for each in made] == [[r.stream] for r in made]
+        assert inspect(crash).problems == ()
+        with open_snapshot(crash) as seen:
+            assert trio.run(partial(seen.newest, limit=9)) == known[::-1]
+            assert trio.run(partial(seen.find, "2")) == known[1]
+            assert trio.run(partial(seen.beginning_with, "2", limit=2)) == ["2"]
+
+
+def lines_of(made: Record, *, long: bool) -> Append:
+    """100 lines, which are as long as a segment by themselves or are logged."""
+    text = "x" * (1000 if long else 10)
+    body = messages.notification("notifications/message", {"data": text}) * 100
+    return Append(made.stream, made.fence, Run(1, 100, body), 0, 0)
 
 
 def test_lines_of_a_segment_by_themselves_are_not_logged(path: Path) -> None:

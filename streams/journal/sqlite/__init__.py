@@ -19,8 +19,9 @@ Rules of the file:
   with many lines under the seq of the last one. This happens when the tail is long enough, or when
   its row is among the oldest of a full log. Until then the tables have an older record of the
   stream, and the log the changes since. Opening the file reads the log back; closing empties it.
-- Streams that are created, closed, evicted or forgotten are written to the tables at once. Lines
-  that are as long as a segment are never logged.
+- A new stream is in the log alone until its tail is written: a call that is over soon costs the
+  tables nothing. Streams that are closed, evicted or forgotten are written to the tables at once.
+  Lines and requests that are as long as a segment are never logged.
 - The segments of the last commit stay in memory until the next one, for connections that follow.
 - Acks delete whole segments. Lines that are acked while they are in a tail never become a segment.
 - Sessions, their grants, and webhooks that wait are in `sessions`, `grants` and `webhooks`. They

@@ -1,6 +1,6 @@
 """One commit: its changes are applied in memory, then written together.
 
-Changes of existing streams go to the log, as one row. Streams that are created, closed, evicted or
+New streams and changes of others go to the log, as one row. Streams that are closed, evicted or
 forgotten are written to the tables, and so are lines that are long enough for a segment.
 """
 
@@ -28,6 +28,7 @@ from streams.journal.sqlite.log import (
     UNKNOWN,
     Logged,
     LoggedAck,
+    LoggedCreate,
     LoggedForget,
     Tail,
     Tails,
@@ -62,7 +63,7 @@ class Batch:
         self._direct_bytes = 0 if is_without_log else tails.budget.direct_bytes
         self._touched: list[Tail] = []
         self._added: dict[str, Tail] = {}  # not in memory before, or forgotten now
-        self._created: dict[Tail, Record] = {}
+        self._created: dict[Tail, Record] = {}  # as they were created
         self._forgotten: list[Tail] = []
         self._names: list[tuple[Tail, bytes]] = []
         self._chosen: dict[Tail, None] = {}  # to be written to the tables
@@ -155,6 +156,10 @@ class Batch:
         tail.oldest = NO_SEGMENT
         tail.is_anonymous = not authenticated(tail.now.principal)
         self._created[tail] = tail.now
+        if len(tail.now.origin) >= self._direct_bytes or tail.now.due_at is not None:
+            self._chosen[tail] = None
+        else:
+            self._logged.append(LoggedCreate(tail.id, tail.now, self._tails.claims))
 
     def _forget(self, tail: Tail) -> None:
         if tail.record is not None:
@@ -196,8 +201,6 @@ class Batch:
         for gone in [tail for tail in self._chosen if tail.now is None]:
             del self._chosen[gone]
         self._delete()
-        if self._created:
-            create_streams(self._connection, list(self._created.values()))
         if self._chosen:
             self._write_chosen()
         if self._names:
@@ -209,7 +212,8 @@ class Batch:
 
     def _delete(self) -> None:
         if self._forgotten:
-            forget_streams(self._connection, [tail.id for tail in self._forgotten])
+            ids = [tail.id for tail in self._forgotten if tail.origin is None]
+            forget_streams(self._connection, ids)
         if self._trimmed:
             self._connection.executemany(
                 "DELETE FROM runs WHERE stream = ? AND last <= ?",
@@ -221,6 +225,7 @@ class Batch:
     def _write_chosen(self) -> None:
         """Write the records and lines that leave the log."""
         changed = [(tail.record, tail.now) for tail in self._chosen if tail.now is not None]
+        create_streams(self._connection, self._unwritten())
         update_streams(self._connection, changed)
         rows: list[tuple[int, int, int, bytes]] = []
         for tail, (_, now) in zip(self._chosen, changed, strict=True):
@@ -230,14 +235,21 @@ class Batch:
             "INSERT INTO runs (stream, last, count, body) VALUES (?, ?, ?, ?)", rows
         )
 
+    def _unwritten(self) -> list[Record]:
+        """The records of chosen streams that are in no table yet."""
+        found = []
+        for tail in self._chosen:
+            created = self._created.get(tail) or tail.unwritten
+            if created is not None:
+                found.append(created)
+        return found
+
     def publish(self) -> None:
         """The commit is durable: readers may see it."""
         tails = self._tails
         for tail, record in self._created.items():
-            if tail.now is record:
-                self._chosen[tail] = None  # the tables have all of this stream
             assert tail.now is not None
-            tail.now = replace(tail.now, origin=b"")
+            tail.origin, tail.now = record.origin, replace(tail.now, origin=b"")
         for tail in self._forgotten:
             tails.forget(tail)
         for tail in self._trimmed:

@@ -46,7 +46,7 @@ _ADVICE: Final = {
 }
 
 # In the header of the file as `user_version`: the number of migrations in `schemas`.
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 

@@ -1,11 +1,12 @@
 """The log, and the tails of streams in memory: what the tables do not have yet.
 
-A commit writes one row of the log, with its changes to existing streams. One row is written in one
-place; tables would take a write for each stream. Rows are read only when the file is opened after a
-crash. They name streams by the ids of their rows.
+A commit writes one row of the log, with its new streams and its changes to others. One row is
+written in one place; tables would take a write for each stream. Rows are read only when the file is
+opened after a crash. They name streams by the ids of their rows in the tables.
 
-The same lines stay in memory as the tail of each stream. When a tail is long enough for a segment,
-or the log would grow beyond its budget, the stream is written to the tables.
+The same lines stay in memory as the tail of each stream, with the request of a new one. When a tail
+is long enough for a segment, or the log would grow beyond its budget, the stream is written to the
+tables.
 """
 
 from bisect import bisect_right
@@ -17,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from streams.errors import JournalError
+from streams.errors import Gone, JournalError
 from streams.exchange import authenticated
 from streams.journal.contract import STORED_BYTES_MAX
 from streams.journal.newest import NewestRuns
@@ -119,10 +120,18 @@ class LoggedRestart(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=Fals
         return Restarted(stream, fence, self.attempts, self.reached)
 
 
+class LoggedCreate(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """A new stream. The tables have it only if they were written later."""
+
+    id: int
+    record: Record
+    claims: int  # of the file until then; each later one adds 1 to the fence
+
+
 _LIVE: Final = Outcome.LIVE
 LoggedOfRestart = LoggedCheckpoint | LoggedAnswer | LoggedRestart
 LoggedChange = LoggedAppend | LoggedMarks | LoggedAck | LoggedOfRestart
-Logged = LoggedChange | LoggedForget
+Logged = LoggedChange | LoggedForget | LoggedCreate
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(list[Logged]).decode
@@ -167,7 +176,8 @@ _TAIL_COST: Final = 256
 ENTRY_COST: Final = 128
 _WAL_PART: Final = 8
 
-_last = attrgetter("last")
+_last, _id = attrgetter("last"), attrgetter("id")
+_NUMBERS: Final = 2**63
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -204,6 +214,7 @@ class Tail:
         "is_anonymous",
         "now",
         "oldest",
+        "origin",
         "record",
         "runs",
         "since",
@@ -217,6 +228,7 @@ class Tail:
         self.is_anonymous = record is not None and not authenticated(record.principal)
         self.record = record  # without its origin; None if the stream does not exist
         self.now = record
+        self.origin: bytes | None = None  # of a stream that is in no table yet
         self.runs: list[Run] = []  # in no segment yet; only ever added to, or replaced
         self.staged: list[Run] = []
         self.size = 0  # bytes of `runs`
@@ -228,6 +240,12 @@ class Tail:
     def of(cls, record: Record) -> "Tail":
         """The tail of a stream that is fully in the tables."""
         return cls(record.number, replace(record, origin=b""))
+
+    @property
+    def unwritten(self) -> Record | None:
+        """The whole record of a stream that is in no table yet; for a reader on another thread."""
+        origin, record = self.origin, self.record
+        return None if origin is None or record is None else replace(record, origin=origin)
 
     @property
     def may_restart(self) -> bool:
@@ -268,6 +286,7 @@ class Tail:
 
     def written(self) -> None:
         """The tables have all of the stream."""
+        self.origin = None
         if self.runs:  # they are its first segment, or another one
             self.oldest = UNKNOWN
         self.runs = []
@@ -298,6 +317,7 @@ class Tails:
         self.next_row = 1
         self._ahead: dict[Tail, None] = {}  # of the tables, in the order of `since`
         self._ripe: dict[Tail, None] = {}  # long enough for a segment
+        self.claims = 0  # of the file
         self._rows: deque[tuple[int, int]] = deque()  # of the log: id and bytes of each
         self._log_bytes = 0
 
@@ -305,6 +325,20 @@ class Tails:
     def is_empty(self) -> bool:
         """Whether the log is empty: the tables have everything."""
         return not self._rows
+
+    def unwritten(self, after: int = 0, *, before: int = _NUMBERS) -> list[Record]:
+        """The records of streams that are in no table yet, with numbers between these two.
+
+        In the order of the numbers. For a reader on another thread, before it reads the tables:
+        then it sees a stream that moves there meanwhile twice, and does not miss it.
+        """
+        tails = [
+            tail
+            for tail in list(self.known.values())
+            if tail.origin is not None and after < tail.id < before
+        ]
+        found = [tail.unwritten for tail in sorted(tails, key=_id)]
+        return [record for record in found if record is not None]
 
     def due(self, added: int, entries: int, chosen: dict[Tail, None], *, everything: bool) -> int:
         """Choose further tails to write to the tables, and put them into `chosen`.
@@ -343,7 +377,7 @@ class Tails:
         if tail in chosen:
             return 0
         chosen[tail] = None
-        return tail.size + tail.staged_size + _TAIL_COST
+        return tail.size + tail.staged_size + len(tail.origin or b"") + _TAIL_COST
 
     def _logged(self, size: int, first: int) -> None:
         """A row of `size` bytes was added, and those before `first` were deleted."""
@@ -407,6 +441,7 @@ class Tails:
 
     def claim(self) -> None:
         """The fence of every record was raised by one; drop the tails that the tables have."""
+        self.claims += 1
         for tail in self._ahead:
             assert tail.record is not None
             tail.now = tail.record = replace(tail.record, fence=tail.record.fence + 1)
@@ -416,12 +451,12 @@ class Tails:
         self,
         rows: Iterable[tuple[int, bytes]],
         load: Callable[[int], Tail | None],
-        on_misfit: Callable[[Tail, JournalError], None] | None = None,
+        on_misfit: Callable[[int, Tail | None, JournalError], None] | None = None,
     ) -> None:
         """Replay the log, oldest row first. `load` gives the tail of a stream from the tables.
 
-        If an entry does not fit the tables, it raises a `JournalError`, or calls `on_misfit` if
-        that is given.
+        If an entry does not fit the tables, it raises a `JournalError`, or calls `on_misfit`, if
+        that is given, with the number of the stream and its tail.
         """
         entries = [(row, entry) for row, body in self._taken(rows) for entry in decode(body)]
         forgotten = {e.id: n for n, (_, e) in enumerate(entries) if isinstance(e, LoggedForget)}
@@ -432,15 +467,26 @@ class Tails:
             if entry.id not in by_id:
                 by_id[entry.id] = load(entry.id)
             tail = by_id[entry.id]
-            if tail is None:
+            if isinstance(entry, LoggedCreate):
+                if tail is None:
+                    by_id[entry.id] = self._created(entry, row)
                 continue
             try:
+                if tail is None:
+                    raise Gone(f"the stream {entry.id} is in no table")
                 self._replay(tail, entry, row)
             except JournalError as error:
                 if on_misfit is None:
                     raise
-                on_misfit(tail, error)
+                on_misfit(entry.id, tail, error)
         self._forget_written()
+
+    def _created(self, entry: LoggedCreate, row: int) -> Tail:
+        fence = entry.record.fence + self.claims - entry.claims
+        tail = Tail.of(replace(entry.record, fence=fence))
+        tail.origin, tail.oldest = entry.record.origin, NO_SEGMENT
+        self._publish([tail], row)
+        return tail
 
     def _forget_written(self) -> None:
         # A new dict, since a reader may be using the old one.

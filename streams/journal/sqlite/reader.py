@@ -92,13 +92,14 @@ class Contents:
         self._on_damage = on_damage
         self._places: dict[int, list[tuple[int, int, int]]] | None = None
         self._tails: dict[int, Tail] = {}
+        self.unwritten: Sequence[Record] = ()  # of streams that only the log has
         self._unfit: set[int] = set()  # streams whose record does not fit their entries in the log
         self._logged: dict[int, list[Run]] | None = None
         self._recover()
 
     def numbers(self) -> list[int]:
         """The numbers of all streams that are in any table or in the log."""
-        found = set(self._tails)
+        found = {*self._tails, *self._unfit}
         for table in ("streams", "progress"):
             found.update(row[0] for row in self.scanned(table))
         try:
@@ -114,7 +115,9 @@ class Contents:
         except sqlite3.Error as error:
             self._on_damage(None, f"an index cannot be read ({error})")
             return None
-        return rows[0][0] if rows and isinstance(rows[0][0], int) else None
+        if rows and isinstance(rows[0][0], int):
+            return rows[0][0]
+        return next((each.number for each in self.unwritten if each.stream == stream), None)
 
     def beginning_with(self, prefix: str, limit: int) -> list[str]:
         """The ids of streams that begin with these letters, at most `limit`."""
@@ -123,7 +126,9 @@ class Contents:
         except sqlite3.Error as error:
             self._on_damage(None, f"an index cannot be read ({error})")
             return []
-        return [row[0] for row in rows if isinstance(row[0], str)]
+        found = {row[0] for row in rows if isinstance(row[0], str)}
+        found.update(each.stream for each in self.unwritten if each.stream.startswith(prefix))
+        return sorted(found)[:limit]
 
     def record(self, number: int) -> Record | None:
         """The record of a stream; None if it is missing or cannot be read."""
@@ -133,12 +138,17 @@ class Contents:
         except _DAMAGES as error:
             self._on_damage(number, f"its record cannot be read ({error})")
             found = None
+        if found is None and tail is not None:
+            return tail.unwritten
         if found is None or tail is None or tail.record is None:
             return found
         return msgspec.structs.replace(tail.record, origin=found.origin)
 
     def request(self, number: int) -> bytes | None:
         """The originating request, which may be readable even if the record is not."""
+        tail = self._tails.get(number)
+        if tail is not None and tail.origin is not None:
+            return tail.origin
         try:
             rows = self._rows("SELECT origin FROM streams WHERE id = ?", number)
         except _DAMAGES:
@@ -213,12 +223,14 @@ class Contents:
     def _recover(self) -> None:
         """Replay the log as when the file is opened, but skip entries that do not fit."""
         tails = Tails(Budget(streams_max=_ID_MAX))
+        tails.claims = next((claims for _, claims in self.scanned("ownership", "claims")), 0)
 
-        def on_misfit(tail: Tail, error: JournalError) -> None:
-            tail.undo()
-            if tail.id not in self._unfit:
-                self._unfit.add(tail.id)
-                self._on_damage(tail.id, f"the log does not fit the tables ({error})")
+        def on_misfit(number: int, tail: Tail | None, error: JournalError) -> None:
+            if tail is not None:
+                tail.undo()
+            if number not in self._unfit:
+                self._unfit.add(number)
+                self._on_damage(number, f"the log does not fit the tables ({error})")
 
         def load(number: int) -> Tail | None:
             try:
@@ -226,12 +238,11 @@ class Contents:
             except _DAMAGES as error:
                 self._on_damage(number, f"its record cannot be read ({error})")
                 record = None
-            if record is None:
-                self._unfit.add(number)
             return None if record is None else Tail.of(record)
 
         tails.recover(self._scanned_log(), load, on_misfit)
         self._tails = {tail.id: tail for tail in tails.known.values()}
+        self.unwritten = tails.unwritten()
 
     def _scanned_log(self) -> Iterator[tuple[int, bytes]]:
         """The rows of the log that can be read."""

@@ -108,3 +108,8 @@ def webhooks(db: Database) -> None:
     }
     db.table("webhooks").create(webhook, pk="id", not_null=webhook)
     db.table("webhooks").create_index(["due_at"])
+
+
+@migrations()
+def streams_in_log(db: Database) -> None:
+    """Schema 8. The log may have streams that no table has; that of an older file has none."""

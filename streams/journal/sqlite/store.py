@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -144,6 +145,7 @@ class SQLiteStore:
             row = self._writer.execute(f"{RECORD} WHERE streams.id = ?", (id,)).fetchone()
             return None if row is None else Tail.of(record_of(row))
 
+        [self._tails.claims] = self._writer.execute("SELECT claims FROM ownership").fetchone()
         try:
             self._tails.recover(self._writer.execute("SELECT id, body FROM log ORDER BY id"), load)
         except (JournalError, ValueError) as error:
@@ -161,7 +163,8 @@ class SQLiteStore:
             log.warning("a webhook that cannot be read is dropped", webhook=shown, why=why)
         self._tails.claim()
         known = self._tails.known
-        return [overlaid(record, known.get(record.stream)) for record in records]
+        stored = [overlaid(record, known.get(record.stream)) for record in records]
+        return sorted([*stored, *self._tails.unwritten()], key=attrgetter("number"))
 
     def _claimed(self) -> tuple[Sequence[Record], Sequence[str]]:
         """The records, and the ids of webhooks that were dropped."""
@@ -310,7 +313,11 @@ class SQLiteStore:
         return 0
 
     def _anonymous_unwritten(self) -> int:
-        return sum(tail.size for tail in self._tails.known.values() if tail.is_anonymous)
+        return sum(
+            tail.size + len(tail.origin or b"")
+            for tail in self._tails.known.values()
+            if tail.is_anonymous
+        )
 
     @property
     def anonymous_shortage(self) -> Shortage | None:
@@ -350,7 +357,7 @@ class SQLiteStore:
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         """See `Journal.sessions`."""
         with translated(self._path):
-            return SessionTables(self._writer).read()
+            return SessionTables(self._writer).read(self._tails.unwritten())
 
     def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         """See `Journal.read`. May run while another thread runs `commit` or `claim`."""

@@ -153,17 +153,21 @@ class SessionTables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
 
-    def read(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
-        """See `Journal.sessions`. A replaced row gets a new rowid, above all others."""
+    def read(self, unwritten: Iterable[Record]) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        """See `Journal.sessions`. A replaced row gets a new rowid, above all others.
+
+        `unwritten` are the streams that are in no table yet.
+        """
         sessions = self._execute(
             "SELECT key, principal, revision, capabilities, level, seen_at "
             "FROM sessions ORDER BY rowid"
         )
         resident = (
             "WHERE stream IN (SELECT stream FROM streams WHERE id IN (SELECT id FROM awake)) "
-            "ORDER BY rowid"
+            "OR stream IN (SELECT value FROM json_each(?)) ORDER BY rowid"
         )
-        return [SessionRecord(*row) for row in sessions], self._grants(resident)
+        logged = msgspec.json.encode([record.stream for record in unwritten]).decode()
+        return [SessionRecord(*row) for row in sessions], self._grants(resident, logged)
 
     def grants_of(self, stream: str) -> Sequence[Grant]:
         """See `Lookups.grants`."""
@@ -315,45 +319,49 @@ class SQLiteLookups:
         self._tails = tails
 
     def totals(self) -> Totals:
+        unwritten = self._tails.unwritten()
         [row] = self._all("SELECT (SELECT count(*) FROM rests), (SELECT max(id) FROM streams)")
-        return Totals(row[0], row[1] or 0)
+        last = unwritten[-1].number if unwritten else 0
+        return Totals(row[0], max(row[1] or 0, last))
 
     def find(self, stream: str) -> Record | None:
         # The tail is read first: if it is dropped meanwhile, the tables have all of it.
         tail = self._tails.known.get(stream)
+        unwritten = None if tail is None else tail.unwritten
         found = self._records("WHERE stream = ?", stream)
-        return overlaid(found[0], tail) if found else None
+        return overlaid(found[0], tail) if found else unwritten
 
     def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:
         """See `streams.journal.copying.Whole.streams`."""
-        tails = dict(self._tails.known)  # before the tables, as in `find`
-        found = self._records("WHERE streams.id > ? ORDER BY streams.id LIMIT ?", after, limit)
+        which = "WHERE streams.id > ? ORDER BY streams.id LIMIT ?"
+        found = self._with_logged(self._tails.unwritten(after), which, after, limit)
         named = "SELECT name FROM names WHERE stream = ? ORDER BY name"
         return [
-            (
-                overlaid(record, tails.get(record.stream)),
-                [row[0] for row in self._all(named, record.number)],
-            )
-            for record in found
+            (record, [row[0] for row in self._all(named, record.number)])
+            for record in found[:limit]
         ]
 
     def newest(self, before: int | None, limit: int) -> Sequence[Record]:
-        tails = dict(self._tails.known)  # before the tables, as in `find`
         below = _ID_MAX if before is None else before
         which = "WHERE streams.id < ? ORDER BY streams.id DESC LIMIT ?"
-        found = self._records(which, below, limit)
-        return [overlaid(record, tails.get(record.stream)) for record in found]
+        found = self._with_logged(self._tails.unwritten(before=below), which, below, limit)
+        return found[::-1][:limit]
 
     def beginning_with(self, prefix: str, limit: int) -> Sequence[str]:
-        return [row[0] for row in self._all(*ids_beginning_with(prefix, limit))]
+        known = [each.stream for each in self._tails.unwritten() if each.stream.startswith(prefix)]
+        found = [row[0] for row in self._all(*ids_beginning_with(prefix, limit))]
+        return sorted({*found, *known})[:limit]
 
     def principal_of(self, stream: str) -> str | None:
+        tail = self._tails.known.get(stream)
         # For an unknown id the next row is read and dropped, so that timing leaks nothing.
         found = self._all(
             "SELECT stream, principal FROM streams WHERE stream >= ? ORDER BY stream LIMIT 1",
             stream,
         )
-        return found[0][1] if found and found[0][0] == stream else None
+        if found and found[0][0] == stream:
+            return str(found[0][1])
+        return None if tail is None or tail.record is None else tail.record.principal
 
     def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
         if is_secret:  # with many streams, an unknown name reads a quarter of the pages
@@ -396,6 +404,16 @@ class SQLiteLookups:
     def count_webhooks(self) -> int:
         [(counted,)] = self._all("SELECT count(*) FROM webhooks")
         return int(counted)
+
+    def _with_logged(
+        self, unwritten: Sequence[Record], which: str, *parameters: Any
+    ) -> list[Record]:
+        """These and the records of the tables, in the order of their numbers."""
+        tails = dict(self._tails.known)  # before the tables, as in `find`
+        found = {record.number: record for record in unwritten}
+        for record in self._records(which, *parameters):
+            found[record.number] = overlaid(record, tails.get(record.stream))
+        return [found[number] for number in sorted(found)]
 
     def _records(self, which: str, *parameters: Any) -> list[Record]:
         with translated(self._path):

@@ -1,7 +1,7 @@
 """Verifies a journal: by SQLite's own check, and by the rules for its contents."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +28,11 @@ _ORPHANS: Final = (
         "streams are in neither `awake` nor `rests`",
     ),
     (f"names WHERE stream NOT IN {_STREAMS}", "names belong to no stream"),
-    ("grants WHERE stream NOT IN (SELECT stream FROM streams)", "grants belong to no stream"),
+    (
+        "grants WHERE stream NOT IN (SELECT stream FROM streams) "
+        "AND stream NOT IN (SELECT value FROM json_each(:logged))",
+        "grants belong to no stream",
+    ),
     ("grants WHERE session NOT IN (SELECT key FROM sessions)", "grants belong to no session"),
 )
 
@@ -78,6 +82,7 @@ class _Inspection:
         self._problems: dict[Problem, None] = {}
         self._hashes: dict[int, str] = {}
         self._streams = self._messages = 0
+        self._logged: Sequence[str] = ()  # the ids of streams that only the log has
 
     def report(self, schema: int) -> Report:
         problems = tuple(
@@ -100,6 +105,7 @@ class _Inspection:
 
     def check_streams(self) -> None:
         contents = Contents(self._connection, self._complain)
+        self._logged = [record.stream for record in contents.unwritten]
         for number in contents.numbers():
             self._streams += 1
             record = contents.record(number)
@@ -129,10 +135,11 @@ class _Inspection:
 
     def check_links(self) -> None:
         """Check that every row belongs to a stream or a session."""
+        logged = {"logged": msgspec.json.encode(self._logged).decode()}
         for rows, what in _ORPHANS:
             try:
                 query = f"SELECT count(*) FROM {rows}"  # nosec B608 # all of it is our own
-                [(count,)] = self._connection.execute(query)
+                [(count,)] = self._connection.execute(query, logged)
             except sqlite3.Error as error:
                 self._complain(None, f"not all tables can be read ({error})")
             else:
