@@ -36,7 +36,7 @@ from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits
 
-EVICTED_AT_ONCE: Final = 1_000  # that go into one commit
+EVICTED_AT_ONCE: Final = 64  # that go into one commit, which holds up those of calls
 TOUCHED_MAX: Final = 1_000  # before a client that reads page after page waits for a commit
 LOOK_AGAIN_S: Final = 1.0  # until streams that may still be confirmed are looked at again
 LOOKED_AT_ONCE: Final = 100  # records

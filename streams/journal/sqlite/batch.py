@@ -211,9 +211,8 @@ class Batch:
             self._connection.execute(into, (self._tails.next_row, row))
 
     def _delete(self) -> None:
-        if self._forgotten:
-            ids = [tail.id for tail in self._forgotten if tail.origin is None]
-            forget_streams(self._connection, ids)
+        if stored := [tail.id for tail in self._forgotten if tail.origin is None]:
+            forget_streams(self._connection, stored)
         if self._trimmed:
             self._connection.executemany(
                 "DELETE FROM runs WHERE stream = ? AND last <= ?",
@@ -224,25 +223,28 @@ class Batch:
 
     def _write_chosen(self) -> None:
         """Write the records and lines that leave the log."""
-        changed = [(tail.record, tail.now) for tail in self._chosen if tail.now is not None]
-        create_streams(self._connection, self._unwritten())
-        update_streams(self._connection, changed)
+        new: list[Record] = []
+        stored: list[tuple[Record, Record]] = []
         rows: list[tuple[int, int, int, bytes]] = []
-        for tail, (_, now) in zip(self._chosen, changed, strict=True):
+        for tail in self._chosen:
+            now, created = tail.now, self._created.get(tail)
+            assert now is not None
+            origin = tail.origin if created is None else created.origin
+            if origin is not None:
+                new.append(replace(now, origin=origin))
+            elif tail.record is not None:
+                stored.append((tail.record, now))
             runs = self._segments[now.stream] = list(tail.segments())
             rows += [(tail.id, run.last, run.count, run.body) for run in runs]
-        self._connection.executemany(
-            "INSERT INTO runs (stream, last, count, body) VALUES (?, ?, ?, ?)", rows
-        )
-
-    def _unwritten(self) -> list[Record]:
-        """The records of chosen streams that are in no table yet."""
-        found = []
-        for tail in self._chosen:
-            created = self._created.get(tail) or tail.unwritten
-            if created is not None:
-                found.append(created)
-        return found
+        # A statement costs a change of threads while another one computes.
+        if new:
+            create_streams(self._connection, new)
+        if stored:
+            update_streams(self._connection, stored)
+        if rows:
+            self._connection.executemany(
+                "INSERT INTO runs (stream, last, count, body) VALUES (?, ?, ?, ?)", rows
+            )
 
     def publish(self) -> None:
         """The commit is durable: readers may see it."""

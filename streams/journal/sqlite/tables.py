@@ -62,7 +62,7 @@ def record_of(row: Sequence[Any]) -> Record:
 
 
 def create_streams(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
-    """Write the rows of new streams, which are not evicted."""
+    """Write the rows of new streams."""
     connection.executemany(
         "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
         "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -86,13 +86,14 @@ def create_streams(connection: sqlite3.Connection, records: Sequence[Record]) ->
         "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(record.fence, *_progress(record)) for record in records],
     )
-    connection.executemany(
-        "INSERT INTO awake (id) VALUES (?)", [(record.number,) for record in records]
-    )
+    if awake := [(record.number,) for record in records if record.due_at is None]:
+        connection.executemany("INSERT INTO awake (id) VALUES (?)", awake)
+    if evicted := [record for record in records if record.due_at is not None]:
+        _rest(connection, evicted)
 
 
 def update_streams(
-    connection: sqlite3.Connection, records: Sequence[tuple[Record | None, Record]]
+    connection: sqlite3.Connection, records: Sequence[tuple[Record, Record]]
 ) -> None:
     """Update streams: each record as it was stored and as it is now."""
     connection.executemany(
@@ -101,18 +102,23 @@ def update_streams(
         [_progress(now) for _, now in records],
     )
     evicted = [
-        (now.number, *_eviction(now))
+        now
         for stored, now in records
-        if now.due_at is not None and (stored is None or _eviction(stored) != _eviction(now))
+        if now.due_at is not None and _eviction(stored) != _eviction(now)
     ]
     if evicted:
-        connection.executemany("DELETE FROM awake WHERE id = ?", [row[:1] for row in evicted])
-        connection.executemany(
-            "INSERT INTO rests (id, owner, due_at, is_wanted, is_read) VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (id) DO UPDATE SET due_at = excluded.due_at, "
-            "is_wanted = excluded.is_wanted, is_read = excluded.is_read",
-            evicted,
-        )
+        ids = [(record.number,) for record in evicted]
+        connection.executemany("DELETE FROM awake WHERE id = ?", ids)
+        _rest(connection, evicted)
+
+
+def _rest(connection: sqlite3.Connection, evicted: Sequence[Record]) -> None:
+    connection.executemany(
+        "INSERT INTO rests (id, owner, due_at, is_wanted, is_read) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (id) DO UPDATE SET due_at = excluded.due_at, "
+        "is_wanted = excluded.is_wanted, is_read = excluded.is_read",
+        [(record.number, *_eviction(record)) for record in evicted],
+    )
 
 
 def forget_streams(connection: sqlite3.Connection, ids: Iterable[int]) -> None:
