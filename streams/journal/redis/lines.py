@@ -7,7 +7,7 @@ The lines that this replica has written not long ago are in memory, too: the sto
 them.
 
 A client that is far behind is read ahead for: the store collects the next runs while the last ones
-are written to that client.
+are written to that client. One answer has the runs of several writes, up to a mebibyte.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from streams.journal.newest import NewestRuns
 from streams.journal.redis import codec
 from streams.journal.redis.link import Asked, Link
 from streams.journal.runs import joined, keep_freed_memory
+from streams.limits import MIB
 from streams.messages import Run
 
 READS_MAX: Final = 2  # round trips of one read
@@ -30,16 +31,28 @@ RUNS_AT_ONCE: Final = 256
 RUNS_AT_FIRST: Final = 64  # before the runs that are next have been seen
 USUAL_MAX: Final = 10_000  # streams whose usual length of runs is remembered
 LAST_ID: Final = b"18446744073709551615-18446744073709551615"  # XRANGE takes no id behind it
-AHEAD_MAX: Final = 8  # streams that are read ahead at the same time; about 256 KiB each
+AHEAD_MAX: Final = 8  # streams that are read ahead at the same time
+AHEAD_BYTES: Final = MIB  # of one of them in an answer; as much again may be in memory
 AHEAD_S: Final = 1.0  # after which a client is known to be slow, or gone
 
 
-class _Ahead(msgspec.Struct, frozen=True):
-    """Runs that the store was asked for, and the line that they follow. `at` is trio's time."""
+class _Ahead(msgspec.Struct):
+    """What was read ahead of a stream: stored runs, and those behind them that were asked for."""
 
-    after: int
-    at: float
-    asked: Asked
+    after: int = 0  # the line that all of it follows
+    at: float = 0.0  # in trio's time
+    entries: list[Any] = []
+    asked: Asked | None = None
+    runs: int = 0  # that were asked for
+    size: int = 0  # to ask for next, in bytes; it doubles as long as the client reads in time
+    has_more: bool = False  # whether the store may have more behind `entries`
+
+    async def fetch(self) -> None:
+        """Wait for the answer, once the entries are used up. It may have failed, or be empty."""
+        if not self.entries and self.asked is not None:
+            asked, self.asked = self.asked, None
+            self.entries = await asked.answer() or []
+            self.has_more = len(self.entries) >= self.runs
 
 
 class Lines:
@@ -63,39 +76,42 @@ class Lines:
         if newest := self._newest.after(stream, after):
             await trio.lowlevel.checkpoint()
             return joined(newest, after, bytes_max)
-        entries, has_more = await self._entries(stream, after, bytes_max)
+        ahead = self._take_ahead(stream, after)
+        await ahead.fetch()
+        if ahead.entries:
+            self._remember(stream, ahead.entries)
+        else:
+            ahead = await self._asked(stream, after, bytes_max)
         runs: list[Run] = []
-        for entry_id, fields in entries:
+        size = 0
+        for entry_id, fields in ahead.entries:
             last, count = map(int, entry_id.split(b"-"))
             if fields[0] == codec.LOST:
                 if runs:
                     break
                 after = max(after, last)
             elif fields[0] == codec.LINES and count and fields[1].endswith(b"\n"):
+                if runs and size >= bytes_max:
+                    break
                 runs.append(Run(last + 1 - count, count, fields[1]))
+                size += len(fields[1])
             else:
                 complaints, part = self._link.servers.complaints, f"entry {entry_id.decode()}"
                 complaints.ignored(f"{self._prefix}l:{stream}", "it is no run of lines", part)
         found = joined(runs, after, bytes_max)
-        if found and has_more:
-            self._read_ahead(stream, found[-1].last, bytes_max)
+        if found:
+            self._keep_ahead(stream, found[-1].last, ahead)
         return found
 
     def expect(self, stream: str, after: int, bytes_max: int) -> None:
         """See `Journal.expect`."""
         if not self._newest.after(stream, after):
-            self._read_ahead(stream, after, bytes_max)
+            self._keep_ahead(stream, after, _Ahead(size=bytes_max, has_more=True))
 
-    async def _entries(self, stream: str, after: int, bytes_max: int) -> tuple[list[Any], bool]:
-        """The stored runs after a line, about as many as fit, and whether there may be more.
-
-        A run that does not fit is read twice.
-        """
-        ahead = await self._take_ahead(stream, after)
-        if ahead:
-            self._remember(stream, ahead)
-            return ahead, True
+    async def _asked(self, stream: str, after: int, bytes_max: int) -> _Ahead:
+        """The stored runs after a line, about as many as fit."""
         found: list[Any] = []
+        has_more = True
         size, usual = 0, self._usual.get(stream, 0)
         for _ in range(READS_MAX):
             known = RUNS_AT_ONCE if found else RUNS_AT_FIRST
@@ -104,15 +120,13 @@ class Lines:
             [some] = await self._link.read([self._xrange(stream, first, most)])
             some = some or []  # None for a key of another type
             found += some
-            if not found:
-                return found, False
-            usual = self._remember(stream, found)
-            size = usual * len(found)
-            if len(some) < most or found[-1][0] == LAST_ID:
-                return found, False
-            if size + usual > bytes_max:
+            has_more = len(some) == most and found[-1][0] != LAST_ID
+            if found:
+                usual = self._remember(stream, found)
+                size = usual * len(found)
+            if not has_more or size + usual > bytes_max:
                 break
-        return found, True
+        return _Ahead(entries=found, size=bytes_max, has_more=has_more)
 
     def _xrange(self, stream: str, first: bytes, most: int) -> Sequence[Any]:
         return (b"XRANGE", f"{self._prefix}l:{stream}", first, b"+", b"COUNT", most)
@@ -126,29 +140,38 @@ class Lines:
             del self._usual[next(iter(self._usual))]
         return usual
 
-    def _read_ahead(self, stream: str, after: int, bytes_max: int) -> None:
-        """Ask for the runs after a line, without waiting for them."""
-        now = trio.current_time()
-        self._ahead = {
-            each: ahead for each, ahead in self._ahead.items() if ahead.at > now - AHEAD_S
-        }
-        if len(self._ahead) >= AHEAD_MAX:
-            return
-        most = _runs_of(bytes_max, self._usual.get(stream, 0), RUNS_AT_ONCE)
-        asked = self._link.ask(*self._xrange(stream, b"%d-0" % (after + 1), most))
-        if asked is not None:
-            self._ahead[stream] = _Ahead(after, now, asked)
+    def _take_ahead(self, stream: str, after: int) -> _Ahead:
+        """What was read ahead for a reader at this line.
 
-    async def _take_ahead(self, stream: str, after: int) -> list[Any]:
-        """The runs that were read ahead; empty if they were not, or if that has failed.
-
-        They may lack what was committed since: a reader that finds too little reads again.
+        It may lack what was committed since: a reader that finds too little reads again.
         """
         ahead = self._ahead.pop(stream, None)
         if ahead is None or ahead.after != after or ahead.at <= trio.current_time() - AHEAD_S:
-            return []
-        found: list[Any] | None = await ahead.asked.answer()
-        return found or []
+            return _Ahead()
+        return ahead
+
+    def _keep_ahead(self, stream: str, after: int, ahead: _Ahead) -> None:
+        """Keep what follows a line, and ask for more without waiting for it."""
+        now = trio.current_time()
+        self._ahead = {each: kept for each, kept in self._ahead.items() if kept.at > now - AHEAD_S}
+        if len(self._ahead) >= AHEAD_MAX:
+            return
+        last = after
+        if ahead.entries:
+            last = max(after, _last_of(ahead.entries[-1]))
+            ahead.entries = [each for each in ahead.entries if _last_of(each) > after]
+        if ahead.asked is None and ahead.has_more:
+            ahead.runs = _runs_of(ahead.size, self._usual.get(stream, 0), RUNS_AT_ONCE)
+            ahead.size = min(2 * ahead.size, AHEAD_BYTES)
+            ahead.asked = self._link.ask(*self._xrange(stream, b"%d-0" % (last + 1), ahead.runs))
+        if ahead.entries or ahead.asked is not None:
+            ahead.after, ahead.at = after, now
+            self._ahead[stream] = ahead
+
+
+def _last_of(entry: Any) -> int:
+    """The seq of the last line of an entry."""
+    return int(entry[0].partition(b"-")[0])
 
 
 def _runs_of(size: int, usual: int, at_most: int) -> int:

@@ -45,8 +45,9 @@ from streams.forks import withhold
 from streams.journal.redis import library
 from streams.journal.redis.addresses import ENCODED, Address, Host
 from streams.journal.redis.damage import Complaints, text_of
+from streams.limits import MIB
 
-RECEIVE_BYTES: Final = 256 * 1024  # of one piece, where a stored run has up to 252 KiB
+RECEIVE_BYTES: Final = MIB  # of one piece: four stored runs, which are read ahead
 CALL_S: Final = 5.0  # a call takes so long at most, unless the journal is opened with another time
 CONNECT_S: Final = 2.0  # to connect to one server
 # After a failed attempt to connect, calls fail at once for this time: callers may try again as soon
@@ -275,7 +276,7 @@ class Servers:
             raise away(f"{self.address}: no connection to {where} ({why})") from error
         if (stream := connection.stream) is not None:  # else it is lost already
             withhold(stream.extra(SocketAttribute.raw_socket))  # nosec B610 # no SQL
-            # 64 KiB at a time would be five turns of the loop for a stored run.
+            # 64 KiB at a time would be a turn of the loop for each quarter of a stored run.
             stream.receive = partial(stream.receive, RECEIVE_BYTES)
         return connection
 

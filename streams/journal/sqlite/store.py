@@ -48,7 +48,7 @@ from streams.logs import log
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits while another program holds the file
-# A commit of so much takes some milliseconds; an eviction, the longest change, takes 25 µs of them.
+# A commit of so much takes a few milliseconds at most; an eviction, the longest change, 25 µs.
 # On the journal's thread it would take as many times longer as the loop is busy.
 AT_ONCE_BYTES_MAX: Final = 16 * 1024
 AT_ONCE_CHANGES_MAX: Final = 200
