@@ -37,7 +37,7 @@ AHEAD_S: Final = 1.0  # after which a client is known to be slow, or gone
 
 
 class _Ahead(msgspec.Struct):
-    """What was read ahead of a stream: stored runs, and those behind them that were asked for."""
+    """Stored runs that were read ahead of a client, and a request for those behind them."""
 
     after: int = 0  # the line that all of it follows
     at: float = 0.0  # in trio's time
@@ -141,9 +141,9 @@ class Lines:
         return usual
 
     def _take_ahead(self, stream: str, after: int) -> _Ahead:
-        """What was read ahead for a reader at this line.
+        """The runs that were read ahead for a reader at this line.
 
-        It may lack what was committed since: a reader that finds too little reads again.
+        They may lack what was committed since: a reader that finds too little reads again.
         """
         ahead = self._ahead.pop(stream, None)
         if ahead is None or ahead.after != after or ahead.at <= trio.current_time() - AHEAD_S:
