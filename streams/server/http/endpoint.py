@@ -350,9 +350,7 @@ class HttpEndpoint:
         It stays open all the time. A client that was cut off gets the messages it has missed.
         """
         position = session.notices.position(request.headers.get(LAST_EVENT))
-        channel = ResponseChannel(
-            responder, session.principal, EVENTS, caller=request.caller, is_resumed=True
-        )
+        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         scope = self._engine.sessions.listen(session)
         session.notices.has_stream = True
         try:

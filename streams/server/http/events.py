@@ -91,11 +91,11 @@ def notice_event(event_id: str, line: bytes) -> bytes:
     return b"id: %b\n" % event_id.encode() + _EVENT % line
 
 
-def content(media_type: str, *, is_resumed: bool = False) -> Headers:
-    """The headers of a body of this type; `is_resumed` for the response to a GET.
+def content(media_type: str, *, is_whole: bool = True) -> Headers:
+    """The headers of a body of this type. Events that are not whole end with their connection.
 
-    That one ends with its connection. If it had chunks, the official Python SDK would resume it
-    after a cut from where it began. Behind a POST all clients resume from the last event.
+    Without chunks, a stock client takes a cut connection for the end of the response and resumes
+    behind the last event. If it is cut off within a chunk, it resumes from where it began.
     """
     if media_type == JSON:
         return (("content-type", JSON),)
@@ -104,4 +104,4 @@ def content(media_type: str, *, is_resumed: bool = False) -> Headers:
         ("cache-control", "no-cache, no-transform"),
         ("x-accel-buffering", "no"),  # otherwise nginx buffers the response
     )
-    return (*headers, ("connection", "close")) if is_resumed else headers
+    return headers if is_whole or media_type != EVENTS else (*headers, ("connection", "close"))

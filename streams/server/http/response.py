@@ -44,8 +44,8 @@ class ResponseChannel:
     ) -> None:
         """The channel ends when the authentication of `caller` expires.
 
-        `request_id` is the id of the request that is answered, and `headers` are its headers.
-        `is_resumed`: see `content`.
+        `request_id` is the id of the request that is answered, and `headers` are its headers. With
+        `is_resumed` the response is never sent as a whole, see `content`.
         """
         self._headers = headers
         self._request_id = request_id
@@ -97,7 +97,7 @@ class ResponseChannel:
             await self._responder.write(*lines)
         else:
             self._has_begun = self._is_open = True
-            headers = content(self._media_type, is_resumed=self._is_resumed)
+            headers = content(self._media_type, is_whole=False)
             await self._responder.start(200, headers, *lines)
         self._is_sending = False
         self._wrote_at = trio.current_time()

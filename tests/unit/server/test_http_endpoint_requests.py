@@ -72,6 +72,22 @@ async def test_the_response_to_a_resume_is_the_original_one_under_the_resumes_id
         assert second.is_whole
 
 
+async def test_events_that_are_whole_at_once_keep_their_connection(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, REQUESTS) as browser:
+        token = await cut_off(browser)
+        steps.log("a")
+        long = await browser.post(1, RESUME_REQUEST, **token)
+        steps.finish()
+        await wait_all_tasks_blocked()
+        whole = await browser.post(2, RESUME_REQUEST, **token)
+        await wait_all_tasks_blocked()
+        assert logged(whole) == logged(long) == ["a"]
+        assert long.headers["connection"] == "close"
+        assert "connection" not in whole.headers
+
+
 async def test_a_resume_that_is_cut_goes_on_and_ends_under_the_same_id_even_after_a_crash(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
