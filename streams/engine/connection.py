@@ -881,9 +881,8 @@ class Connection:
     async def respond(self, response: ResponseChannel) -> None:
         """Send all that is owed, as the response to one request, and watch whether the peer lives.
 
-        `response` is the connection's own channel.
-        Most responses are complete at once, or as soon as a deferred call ends. So the first write
-        comes before the tasks are started.
+        `response` is the connection's own channel. Most responses are complete at once, or as soon
+        as a deferred call ends. So the first write comes before the tasks are started.
         """
         self._response = response
         try:

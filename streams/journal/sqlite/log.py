@@ -7,6 +7,9 @@ opened after a crash. They name streams by the ids of their rows in the tables.
 The same lines stay in memory as the tail of each stream, with the request of a new one. When a tail
 is long enough for a segment, or the log would grow beyond its budget, the stream is written to the
 tables.
+
+This is one file because the entries and the tails are the same changes, on disk and in memory:
+whatever is logged is a part of a tail, and a replay makes the tails again.
 """
 
 from bisect import bisect_right
@@ -177,7 +180,7 @@ ENTRY_COST: Final = 128
 _WAL_PART: Final = 8
 
 _last, _id = attrgetter("last"), attrgetter("id")
-_NUMBERS: Final = 2**63
+NUMBERS_END: Final = 2**62  # above all numbers of records
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -326,7 +329,7 @@ class Tails:
         """Whether the log is empty: the tables have everything."""
         return not self._rows
 
-    def unwritten(self, after: int = 0, *, before: int = _NUMBERS) -> list[Record]:
+    def unwritten(self, after: int = 0, *, before: int = NUMBERS_END) -> list[Record]:
         """The records of streams that are in no table yet, with numbers between these two.
 
         In the order of the numbers. For a reader on another thread, before it reads the tables:

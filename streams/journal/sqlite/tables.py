@@ -22,7 +22,7 @@ from streams.journal.contract import Totals
 from streams.journal.records import Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.file import translated
-from streams.journal.sqlite.log import Tail, Tails
+from streams.journal.sqlite.log import NUMBERS_END, Tail, Tails
 from streams.journal.webhooks import Webhook
 from streams.messages import RequestId
 
@@ -230,9 +230,6 @@ def _grant(
     return Grant(session, delivery, stream, decoded, bool(takes_over), start)
 
 
-_ID_MAX: Final = 2**62  # above all numbers of records
-
-
 class WebhookTable:
     """`streams.journal.webhooks.WebhookRows`, within the transaction that the caller has begun."""
 
@@ -348,7 +345,7 @@ class SQLiteLookups:
         ]
 
     def newest(self, before: int | None, limit: int) -> Sequence[Record]:
-        below = _ID_MAX if before is None else before
+        below = NUMBERS_END if before is None else before
         which = "WHERE streams.id < ? ORDER BY streams.id DESC LIMIT ?"
         found = self._with_logged(self._tails.unwritten(before=below), which, below, limit)
         return found[::-1][:limit]
