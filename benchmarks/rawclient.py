@@ -31,6 +31,7 @@ CALL, POLL, RESUME, DROP = 1, 2, 3, 4  # ids of our requests
 
 _LINES: Final = "application/x-ndjson, application/json"
 _EVENTS: Final = "application/json, text/event-stream"
+_JSON: Final = "application/json"
 _decode: Final = msgspec.json.decode
 
 
@@ -148,11 +149,9 @@ def sse(url: str, count: int, size: int) -> Resumed:
         seconds = time.perf_counter() - began_at
         _, _, body = kept.all().partition(b"\r\n\r\n")
         came = check_events(body, left.last_event, count, size)
-        session.accept = _EVENTS
+        session.accept = _JSON
         session.reconnect()
-        session.begin("POST", request(DROP, "stream/resume", _named(left, after=count + 1)))
-        while session.socket.recv(PIECE_BYTES):
-            pass
+        session.post(request(DROP, "stream/resume", _named(left, after=count + 1)))
     return Resumed(*came, seconds)
 
 
@@ -172,7 +171,7 @@ def _leave_http(session: Http, count: int, size: int) -> Left:
 
 
 def _wait_http(session: Http, left: Left) -> None:
-    session.accept, accept = "application/json", session.accept
+    session.accept, accept = _JSON, session.accept
     while True:
         _, body = session.post(request(POLL, "stream/poll", _named(left)))
         if _result(body)["status"] == "completed":
