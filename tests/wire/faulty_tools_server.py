@@ -274,9 +274,10 @@ def leaving_a_thread(call: SyncCall) -> str:
 
 @server.tool
 def leaving_a_process(call: SyncCall) -> str:
-    multiprocessing.get_context("fork").Process(target=time.sleep, args=[60]).start()
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[1000])
+    child.start()
     call.log("info", "started")
-    return "left"
+    return str(child.pid)
 
 
 # Tools that fork

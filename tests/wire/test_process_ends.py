@@ -11,7 +11,7 @@ import pytest
 
 from streams.process.deadline import DEADLINE_S
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
-from tests.wire.process import CLI, FAULTY_APP, ServerProcess
+from tests.wire.process import CLI, FAULTY_APP, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S as PATIENCE_S
 from tests.wire.raw import PipePeer, method_is
 from tests.wire.verbs import POSITIONS, Reader, start
@@ -19,7 +19,6 @@ from tests.wire.verbs import POSITIONS, Reader, start
 # Each has sent one message and never ends, or leaves a child that never ends.
 ENDLESS = ("shielded", "deaf", "spinning", "sleeping", "spinning_thread")
 ENDED_AT_ONCE = ("endless_thread",)
-LEAVING = ("leaving_a_thread", "leaving_a_process")
 SAID = "the process ends at its deadline"
 
 
@@ -47,13 +46,29 @@ def test_a_tool_that_never_ends_does_not_outlast_a_signal(tmp_path: Path, tool: 
         assert entries[2].reason == "interrupted"
 
 
-@pytest.mark.parametrize("tool", LEAVING)
-def test_what_a_tool_has_left_does_not_outlast_a_signal(tmp_path: Path, tool: str) -> None:
+def test_a_thread_that_a_tool_has_left_does_not_outlast_a_signal(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, app=FAULTY_APP) as server:
-        with server.connect("ws-streams") as peer:
-            peer.initialize(POSITIONS)
-            assert peer.response(peer.call(tool)).result["content"][0]["text"] == "left"
+        assert left_by(server, "leaving_a_thread") == "left"
         assert server.stop() == 0
+
+
+def test_no_end_waits_for_a_process_that_a_tool_has_left(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, app=FAULTY_APP) as server:
+        child = int(left_by(server, "leaving_a_process"))
+        try:
+            server.send(signal.SIGTERM)
+            wait_until("the server has ended", lambda: not server.is_alive())
+        finally:
+            os.kill(child, signal.SIGKILL)  # it has the pipe of the log, too
+        assert server.wait() == 0
+
+
+def left_by(server: ServerProcess, tool: str) -> str:
+    with server.connect("ws-streams") as peer:
+        peer.initialize(POSITIONS)
+        text = peer.response(peer.call(tool)).result["content"][0]["text"]
+    assert isinstance(text, str)
+    return text
 
 
 def test_a_call_that_is_run_again_goes_on_after_such_an_end(tmp_path: Path) -> None:
