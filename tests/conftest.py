@@ -128,7 +128,13 @@ def open_replica(request: pytest.FixtureRequest, store_url: Callable[[str], str]
 
 
 # The longest files come first. A long file that starts last would keep one worker busy alone.
-_LONG = ("tests/system/test_benchmarks.py", "tests/sdk/", "tests/wire/test_http_refusals.py")
+_LONG = (
+    "tests/system/test_benchmarks.py",
+    "tests/system/test_torture_replicas.py",
+    "tests/simulation/test_simulation.py",
+    "tests/sdk/",
+    "tests/wire/test_http_refusals.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
