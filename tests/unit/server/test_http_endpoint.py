@@ -122,6 +122,7 @@ async def test_a_call_can_be_cancelled_while_its_response_is_cut(
             await other.tell("notifications/cancelled", requestId=1)
             assert not steps.was_cancelled
         assert (await browser.tell("notifications/cancelled", requestId=1)).status == 202
+        await steps.is_over.wait()
         assert steps.was_cancelled
 
 

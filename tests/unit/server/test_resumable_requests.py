@@ -283,4 +283,5 @@ async def test_the_original_id_cancels_a_call_that_was_resumed_under_another(
         await second.policy()
         await second.tell("notifications/cancelled", requestId=1)
         assert reason((await second.answer(2))["error"]) == "cancelled"
+        await steps.is_over.wait()
         assert steps.was_cancelled
