@@ -13,10 +13,10 @@ journal or lets it expire.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, starmap
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
@@ -25,7 +25,7 @@ import trio
 
 from streams.clock import WallAhead
 from streams.engine.committer import Committer
-from streams.engine.index import Elsewhere, Registry, is_probably_read
+from streams.engine.index import Elsewhere, Evicted, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently, surely
 from streams.engine.stream import Stream
@@ -47,6 +47,7 @@ SWEPT_EVERY_S: Final = 10.0
 LOADS_MAX: Final = 20  # of a stream that changes its owner
 COUNTED_S: Final = 1.0  # how long the streams of other replicas are not counted again
 COUNTED_MAX: Final = 10_000  # principals whose last count of evicted streams is kept
+OLDEST_MAX: Final = 1_000  # principals of whose oldest streams the ids are kept
 
 _number = attrgetter("number")
 
@@ -122,6 +123,9 @@ class Cache:
         self._counted: dict[str, int] = {}
         self._evictions = 0
         self._counted_at: dict[str, float] = {}  # in a shared journal
+        # The oldest evicted streams of a principal that were read: their ids, by their numbers and
+        # in that order. The journal may have more with higher numbers.
+        self._oldest: dict[str, dict[int, str]] = {}
         self._next_due_at = math.inf  # when the next evicted stream is due, in wall time
         self._is_earlier = trio.Event()  # an evicted stream is due before that
 
@@ -284,6 +288,8 @@ class Cache:
         stream = self._owner.load(record, grants, state.idle_since)
         self._streams.evicted -= 1
         stream.was_evicted = True
+        if (oldest := self._oldest.get(record.principal)) is not None:
+            oldest.pop(record.number, None)
         if names:
             # The keyring has a newer key than at eviction, and the next token is made under it. No
             # client may be told of that token before the journal finds the stream by it.
@@ -427,6 +433,9 @@ class Cache:
         """A stream's eviction is durable, and nothing has happened to the stream meanwhile."""
         self._streams.evict(stream)
         self._owner.evicted(stream)
+        oldest = self._oldest.get(stream.record.principal)
+        if oldest and stream.number < next(reversed(oldest)):
+            oldest.clear()  # it may be one of them
         if change.due_at < self._next_due_at:
             self._is_earlier.set()
         stream.is_evicted = True
@@ -495,14 +504,15 @@ class Cache:
 
     async def _make_room(self, principal: str) -> list[Stream]:
         elsewhere = Elsewhere(wanted=await self._wanted_about(principal))
-        if self._streams.is_full(principal, elsewhere):
+        if self._streams.is_principal_full(principal, elsewhere):
             elsewhere.wanted = await self._count_wanted(principal)
-        if self._streams.is_full(principal, elsewhere):
+        if self._streams.is_principal_full(principal, elsewhere):
             elsewhere.read = await self._oldest_read(principal)
+        elif self._streams.is_server_full:
             elsewhere.unwanted = await self._oldest_unwanted()
         if not (chosen := self._streams.make_room(principal, elsewhere)):
             return []
-        found = [s if isinstance(s, Stream) else await self.find(s.stream) for s in chosen]
+        found = [s if isinstance(s, Stream) else await self.find(s.id) for s in chosen]
         return [stream for stream in found if stream is not None]
 
     async def _wanted_about(self, principal: str) -> int:
@@ -533,23 +543,35 @@ class Cache:
         forgotten = self._forgotten.values()
         return counted - sum(r.is_wanted and r.principal == principal for r in forgotten)
 
-    async def _oldest_read(self, principal: str) -> Record | None:
+    async def _oldest_read(self, principal: str) -> Evicted | None:
+        """The oldest of the principal's wanted streams elsewhere that was probably read.
+
+        A principal at its limit asks with each call, so the answers of one lookup are kept.
+        """
+        oldest = self._oldest.get(principal) or await self._look_for_read(principal)
+        return next(starmap(Evicted, oldest.items()), None)
+
+    async def _look_for_read(self, principal: str) -> Mapping[int, str]:
         after = 0
         while records := await self._journal.listed(
             principal, after=after, limit=LOOKED_AT_ONCE, only_read=True
         ):
-            for record in records:
-                if self._may_be_evicted(record.stream):
-                    return record
+            found = {r.number: r.stream for r in records if self._may_be_evicted(r.stream)}
+            if found:
+                if not self._is_shared:  # there other replicas change them
+                    if len(self._oldest) >= OLDEST_MAX:
+                        self._oldest.clear()
+                    self._oldest[principal] = found
+                return found
             after = records[-1].number
-        return None
+        return {}
 
-    async def _oldest_unwanted(self) -> Record | None:
+    async def _oldest_unwanted(self) -> Evicted | None:
         limit = LOOKED_AT_ONCE
         while records := await self._journal.due(limit=limit, only_unwanted=True):
             for record in records[limit - LOOKED_AT_ONCE :]:
                 if self._may_be_evicted(record.stream):
-                    return record
+                    return Evicted(record.number, record.stream)
             if len(records) < limit:
                 break
             limit += LOOKED_AT_ONCE

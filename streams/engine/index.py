@@ -4,7 +4,7 @@ import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import trio
@@ -12,17 +12,23 @@ import trio
 from streams.clock import wall
 from streams.engine.stream import Stream
 from streams.errors import refusal
-from streams.journal.records import Record
 from streams.keys import Keyring
 from streams.limits import Limits
+
+
+class Evicted(NamedTuple):
+    """A stream that is in the journal alone."""
+
+    number: int
+    id: str
 
 
 class Elsewhere(msgspec.Struct):
     """Evicted streams that count where room is made."""
 
     wanted: int = 0  # the number of one principal's wanted ones
-    read: Record | None = None  # the oldest of these that was written completely
-    unwanted: Record | None = None  # of any principal, the one to be forgotten first
+    read: Evicted | None = None  # the oldest of these that was written completely
+    unwanted: Evicted | None = None  # of any principal, the one to be forgotten first
 
 
 SLOTS: Final = 256  # with 16 digits of microseconds, numbers have 18 digits
@@ -152,11 +158,8 @@ class Registry:
         streams = list(itertools.islice(found, size + 1))
         return streams[:size], len(streams) > size
 
-    def is_full(self, principal: str, elsewhere: Elsewhere) -> bool:
-        """Whether one more stream of this principal would pass its limit or the server's."""
-        return self._is_principal_full(principal, elsewhere) or self._is_server_full
-
-    def _is_principal_full(self, principal: str, elsewhere: Elsewhere) -> bool:
+    def is_principal_full(self, principal: str, elsewhere: Elsewhere) -> bool:
+        """Whether one more stream of this principal would pass its limit."""
         limit = self._limits.streams_per_principal_max
         wanted = self._wanted.get(principal, {})
         others = elsewhere.wanted
@@ -175,25 +178,26 @@ class Registry:
         return len(self._by_id) + self.evicted
 
     @property
-    def _is_server_full(self) -> bool:
+    def is_server_full(self) -> bool:
+        """Whether one more stream would pass the limit of the server."""
         return self.total >= self._limits.streams_max
 
     def make_room(
         self, principal: str, elsewhere: Elsewhere = NOTHING_ELSEWHERE
-    ) -> list[Stream | Record]:
+    ) -> list[Stream | Evicted]:
         """The streams to be forgotten before this principal has one more.
 
         A wanted stream is chosen only where it was probably read. Raises `Refusal` where no stream
         can be chosen.
         """
-        if self._is_principal_full(principal, elsewhere):
+        if self.is_principal_full(principal, elsewhere):
             wanted = self._in_order(principal)
             here = next((s for s in wanted.values() if is_probably_read(s)), None)
             read = [each for each in (here, elsewhere.read) if each is not None]
             if not read:
                 raise refusal("too_many_streams", limit=self._limits.streams_per_principal_max)
             return [min(read, key=_number)]
-        if self._is_server_full:
+        if self.is_server_full:
             unwanted = elsewhere.unwanted or next(iter(self._unwanted), None)
             if unwanted is None:
                 raise refusal("too_many_streams", limit=self._limits.streams_max)

@@ -1,9 +1,12 @@
 """Evicted streams expire in their time, and make room as all others do."""
 
+from collections.abc import Sequence
+
 import trio
 from trio.testing import MockClock
 
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Record
 from streams.keys import Keyring
 from tests.rigs.evicting import MAX_S, evicted, idle, in_memory, serving
 from tests.rigs.server import (
@@ -143,13 +146,20 @@ async def test_evicted_streams_count_and_undelivered_ones_are_kept(
 
 
 class _Counting(MemoryJournal):
-    """A journal that counts the counts."""
+    """A journal that counts lookups."""
 
     counts = 0
+    lists = 0
 
     async def count(self, principal: str) -> int:
         self.counts += 1
         return await super().count(principal)
+
+    async def listed(
+        self, principal: str, *, after: int, limit: int, only_read: bool = False
+    ) -> Sequence[Record]:
+        self.lists += 1
+        return await super().listed(principal, after=after, limit=limit, only_read=only_read)
 
 
 async def test_evicted_streams_are_counted_only_where_they_may_be_too_many(
@@ -191,6 +201,37 @@ async def test_the_oldest_evicted_stream_that_a_plain_client_was_written_makes_r
         assert gone == ["", "stream_not_found", "stream_not_found"]
         assert reason(await talker.request(4, "tools/call", name="step")) == "too_many_streams"
         assert (await talker.poll(5, fourth))["status"] == "live"
+
+
+async def test_one_lookup_finds_the_oldest_ones_for_many_calls(autojump_clock: MockClock) -> None:
+    journal = _Counting()
+    server, steps = serving(streams_per_principal_max=4)
+    async with open_house(server, journal=journal) as house:
+        read = [await _written(house, steps) for _ in range(4)]
+        talker = await house.dial()
+        for n in (1, 2, 3):
+            await talker.begin(n, "step")
+        assert journal.lists == 1
+        assert await _gone(talker, read) == [True, True, True, False]
+
+
+async def test_the_oldest_is_found_though_it_was_in_memory_at_the_lookup(
+    autojump_clock: MockClock,
+) -> None:
+    server, steps = serving(streams_per_principal_max=4)
+    async with open_house(server) as house:
+        read = [await _written(house, steps) for _ in range(4)]
+        talker = await house.dial()
+        await talker.begin(1, "step")
+        await talker.poll(2, read[1])  # which brings it into memory for a while
+        await trio.sleep(2)
+        assert evicted(house) == 3
+        await talker.begin(3, "step")
+        assert await _gone(talker, read) == [True, True, False, False]
+
+
+async def _gone(talker: Talker, streams: list[Json]) -> list[bool]:
+    return ["code" in poll for poll in await _polls(talker, streams)]
 
 
 async def _written(house: House, steps: Steps) -> Json:

@@ -117,11 +117,11 @@ def test_a_loaded_stream_has_its_old_place() -> None:
 def test_those_elsewhere_count_once() -> None:
     streams = Streams(streams_per_principal_max=3)
     here = [streams.add(), streams.written()]
-    assert not streams.registry.is_full("alice", Elsewhere())
-    assert streams.registry.is_full("alice", Elsewhere(wanted=1))
+    assert not streams.registry.is_principal_full("alice", Elsewhere())
+    assert streams.registry.is_principal_full("alice", Elsewhere(wanted=1))
     here[0].was_evicted = True  # so the journal counts it as well
-    assert not streams.registry.is_full("alice", Elsewhere(wanted=1))
-    assert streams.registry.is_full("alice", Elsewhere(wanted=2))
+    assert not streams.registry.is_principal_full("alice", Elsewhere(wanted=1))
+    assert streams.registry.is_principal_full("alice", Elsewhere(wanted=2))
 
 
 def test_what_was_written_first_goes_first_wherever_it_is() -> None:
