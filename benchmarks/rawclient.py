@@ -31,7 +31,6 @@ CALL, POLL, RESUME, DROP = 1, 2, 3, 4  # ids of our requests
 
 _LINES: Final = "application/x-ndjson, application/json"
 _EVENTS: Final = "application/json, text/event-stream"
-_JSON: Final = "application/json"
 _decode: Final = msgspec.json.decode
 
 
@@ -118,13 +117,13 @@ def websocket_again(url: str, count: int, size: int) -> Iterator[Resumed]:
 
 def http_lines(url: str, count: int, size: int) -> Resumed:
     """Over HTTP in our own framing, with the POST of a resume. Raises `Lost`."""
-    with contextlib.closing(Http(url, _LINES, positions=True)) as session:
-        left = _leave_http(session, count, size)
+    with contextlib.closing(Http(url, positions=True)) as session:
+        left = _leave_http(session, _LINES, count, size)
         _wait_http(session, left)
         kept = Kept(count, size)
         body = request(RESUME, "stream/resume", _named(left, after=1))
         began_at = time.perf_counter()
-        session.begin("POST", body)
+        session.begin("POST", _LINES, body)
         while not kept.is_ended(b"}\n"):
             kept.end += _some(session.socket.recv_into(kept.room))
         seconds = time.perf_counter() - began_at
@@ -133,33 +132,30 @@ def http_lines(url: str, count: int, size: int) -> Resumed:
             body = b"".join(chunks_of(body))
         lines = body.splitlines(keepends=True)
         came = check_lines([line for line in lines if line.strip()], count, size, is_embedded=True)
-        session.reconnect()
-        session.post(request(DROP, "stream/resume", _named(left, after=count + 1)))
+        _drop_http(session, left, count + 1)
     return Resumed(*came, seconds)
 
 
 def sse(url: str, count: int, size: int) -> Resumed:
     """Server-sent events, with a GET and the id of the last event. Raises `Lost`."""
-    with contextlib.closing(Http(url, _EVENTS, positions=False)) as session:
-        left = _leave_http(session, count, size)
+    with contextlib.closing(Http(url, positions=False)) as session:
+        left = _leave_http(session, _EVENTS, count, size)
         _wait_http(session, left)
         kept = Kept(count, size)
-        session.accept = "text/event-stream"
+        last_event = f"Last-Event-ID: {left.last_event}\r\n"
         began_at = time.perf_counter()
-        session.begin("GET", fields=f"Last-Event-ID: {left.last_event}\r\n")
+        session.begin("GET", "text/event-stream", fields=last_event)
         while got := session.socket.recv_into(kept.room):
             kept.end += got
         seconds = time.perf_counter() - began_at
         _, _, body = kept.all().partition(b"\r\n\r\n")
         came = check_events(body, left.last_event, count, size)
-        session.accept = _JSON
-        session.reconnect()
-        session.post(request(DROP, "stream/resume", _named(left, after=count + 1)))
+        _drop_http(session, left, count + 1)
     return Resumed(*came, seconds)
 
 
-def _leave_http(session: Http, count: int, size: int) -> Left:
-    session.begin("POST", _call(count, size))
+def _leave_http(session: Http, accept: str, count: int, size: int) -> Left:
+    session.begin("POST", accept, _call(count, size))
     said = b""
     while b'"n":' not in said:
         data = session.socket.recv(PIECE_BYTES)
@@ -174,13 +170,17 @@ def _leave_http(session: Http, count: int, size: int) -> Left:
 
 
 def _wait_http(session: Http, left: Left) -> None:
-    session.accept, accept = _JSON, session.accept
     while True:
         _, body = session.post(request(POLL, "stream/poll", _named(left)))
         if _result(body)["status"] == "completed":
             break
         time.sleep(POLL_EVERY_S)
-    session.accept = accept
+
+
+def _drop_http(session: Http, left: Left, last: int) -> None:
+    """As `_drop`, over another connection: the first may have more of its response to come."""
+    session.reconnect()
+    session.post(request(DROP, "stream/resume", _named(left, after=last)))
 
 
 # -- shared helpers

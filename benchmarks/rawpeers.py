@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from benchmarks.numbered import Lost
-from benchmarks.rawcheck import chunks_of, frames_of
+from benchmarks.rawcheck import frames_of
 from benchmarks.servers import spawn
 from streams.messages import notification, request
 from streams.protocol.extension import EXTENSION
@@ -147,9 +147,8 @@ class WebSocket:
 class Http:
     """A session, and a connection of it for one request after the other."""
 
-    def __init__(self, url: str, accept: str, *, positions: bool) -> None:
+    def __init__(self, url: str, *, positions: bool) -> None:
         self._url = url
-        self.accept = accept
         self._fields = ""
         self._connect()
         head, _ = self.post(request(0, "initialize", hello_of(positions=positions)))
@@ -164,22 +163,18 @@ class Http:
         self.socket.close()
         self._connect()
 
-    def begin(self, method: str, body: bytes = b"", fields: str = "") -> None:
+    def begin(self, method: str, accept: str, body: bytes = b"", fields: str = "") -> None:
         host = urlsplit(self._url).netloc
         head = (
-            f"{method} /mcp HTTP/1.1\r\nHost: {host}\r\nAccept: {self.accept}\r\n{self._fields}"
+            f"{method} /mcp HTTP/1.1\r\nHost: {host}\r\nAccept: {accept}\r\n{self._fields}"
             f"{fields}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self.socket.sendall(head.encode() + body)
 
     def post(self, body: bytes) -> tuple[bytes, bytes]:
-        """Send a request with a short answer; returns its head and its body."""
-        self.begin("POST", body)
+        """Send a request, for its response alone; returns the head and the body of the answer."""
+        self.begin("POST", "application/json", body)
         head, rest = _read_head(self.socket)
-        if b"chunked" in head.lower():
-            while not rest.endswith(b"0\r\n\r\n"):
-                rest += self.socket.recv(PIECE_BYTES)
-            return head, b"".join(chunks_of(rest))
         length = int(_field(head, b"content-length") or 0)
         while len(rest) < length:
             rest += self.socket.recv(PIECE_BYTES)

@@ -11,6 +11,7 @@ import pytest
 
 from streams.process.deadline import DEADLINE_S
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
+from tests.wire.httpverbs import text_of
 from tests.wire.process import CLI, FAULTY_APP, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S as PATIENCE_S
 from tests.wire.raw import PipePeer, method_is
@@ -66,9 +67,7 @@ def test_no_end_waits_for_a_process_that_a_tool_has_left(tmp_path: Path) -> None
 def left_by(server: ServerProcess, tool: str) -> str:
     with server.connect("ws-streams") as peer:
         peer.initialize(POSITIONS)
-        text = peer.response(peer.call(tool)).result["content"][0]["text"]
-    assert isinstance(text, str)
-    return text
+        return text_of(peer.response(peer.call(tool)))
 
 
 def test_a_call_that_is_run_again_goes_on_after_such_an_end(tmp_path: Path) -> None:
