@@ -16,7 +16,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice, starmap
+from itertools import islice
 from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
@@ -31,7 +31,7 @@ from streams.engine.retry import patiently, surely
 from streams.engine.stream import Stream
 from streams.errors import Refusal, StoreAway, Unavailable, refusal
 from streams.journal.contract import Journal
-from streams.journal.records import Evict, Outcome, Record
+from streams.journal.records import Evict, Forget, Outcome, Record
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits
@@ -113,8 +113,9 @@ class Cache:
         # Streams that may be evicted, in the order of their last use.
         self._idle: dict[Stream, None] = {}
         self._loading: dict[str, trio.Event] = {}
-        # Forgotten streams that the journal may still find: it is not durable yet.
-        self._forgotten: dict[str, Record] = {}
+        # Forgotten streams that the journal may still find, since that is not durable yet; and the
+        # principals that it still counts them for, or "".
+        self._forgotten: dict[str, str] = {}
         self._is_crowded = trio.Event()
         self._crowd = limits.resident_max + limits.resident_max // 10
         self._touched = 0  # since the last wait for a commit
@@ -123,9 +124,9 @@ class Cache:
         self._counted: dict[str, int] = {}
         self._evictions = 0
         self._counted_at: dict[str, float] = {}  # in a shared journal
-        # The oldest evicted streams of a principal that were read: their ids, by their numbers and
-        # in that order. The journal may have more with higher numbers.
-        self._oldest: dict[str, dict[int, str]] = {}
+        # The oldest evicted streams of a principal that were read, by their numbers and in that
+        # order. The journal may have more with higher numbers.
+        self._oldest: dict[str, dict[int, Evicted]] = {}
         self._next_due_at = math.inf  # when the next evicted stream is due, in wall time
         self._is_earlier = trio.Event()  # an evicted stream is due before that
 
@@ -288,8 +289,7 @@ class Cache:
         stream = self._owner.load(record, grants, state.idle_since)
         self._streams.evicted -= 1
         stream.was_evicted = True
-        if (oldest := self._oldest.get(record.principal)) is not None:
-            oldest.pop(record.number, None)
+        self._oldest.get(record.principal, {}).pop(record.number, None)
         if names:
             # The keyring has a newer key than at eviction, and the next token is made under it. No
             # client may be told of that token before the journal finds the stream by it.
@@ -358,9 +358,12 @@ class Cache:
         """Nothing is kept of a stream; until that is durable, the journal would still find it."""
         self._idle.pop(stream, None)
         if stream.was_evicted:
-            self._forgotten[stream.id] = stream.record
-            forgotten = partial(self._forgotten.pop, stream.id)
-            self._committer.when_settled(forgotten, may_wait=may_wait)
+            self._forget_soon(Evicted.of(stream.record), may_wait=may_wait)
+
+    def _forget_soon(self, evicted: Evicted, *, may_wait: bool) -> None:
+        self._forgotten[evicted.id] = evicted.wanted_by
+        forgotten = partial(self._forgotten.pop, evicted.id)
+        self._committer.when_settled(forgotten, may_wait=may_wait)
 
     async def run(self) -> None:
         """Evict streams when there are too many, and let evicted ones expire, for ever."""
@@ -460,29 +463,36 @@ class Cache:
         self._next_due_at = math.inf
         records = await patiently(lambda: self._journal.due(limit=SWEPT_AT_ONCE))
         is_any_due = False
-        for record in records:
+        expired: list[Record] = []
+        for record in records:  # without waiting: what is forgotten meanwhile cannot be postponed
             assert record.due_at is not None
             if record.due_at - self._wall_ahead_s() > trio.current_time():
                 self._next_due_at = record.due_at
                 break
-            await self._look_at(record)
             is_any_due = True
+            if not self._postponed(record):
+                expired.append(record)
+        for record in expired:
+            await self._expire(record)
         if is_any_due:
             await self._committer.settled()  # else the next sweep would find the same streams
         return is_any_due
 
-    async def _look_at(self, record: Record) -> None:
+    def _postponed(self, record: Record) -> bool:
+        """Whether the stream of a record that is due need not expire; then it is due later."""
         if record.stream in self._forgotten:
-            return
+            return True
         stream = self._streams.get(record.stream)
         if stream is not None:
             self._postpone_loaded(stream)
-            return
+            return True
         state = self._state_of(record)
         assert state.deadline is not None
-        if state.deadline > trio.current_time():
+        if is_later := state.deadline > trio.current_time():
             self._postpone(record, state)
-            return
+        return is_later
+
+    async def _expire(self, record: Record) -> None:
         stream = await patiently(lambda: self.find(record.stream))
         if stream is not None and stream.record.due_at == record.due_at:
             self._owner.expire(stream)
@@ -490,7 +500,8 @@ class Cache:
     # Room for new streams
 
     async def make_room(self, principal: str) -> list[Stream]:
-        """The streams to be forgotten before this principal has one more stream.
+        """Forget what must be forgotten before this principal has one more stream; the caller
+        forgets the streams that are returned, which are in memory.
 
         Raises `Refusal` where no stream can be chosen.
         """
@@ -510,10 +521,22 @@ class Cache:
             elsewhere.read = await self._oldest_read(principal)
         elif self._streams.is_server_full:
             elsewhere.unwanted = await self._oldest_unwanted()
-        if not (chosen := self._streams.make_room(principal, elsewhere)):
-            return []
-        found = [s if isinstance(s, Stream) else await self.find(s.id) for s in chosen]
-        return [stream for stream in found if stream is not None]
+        found: list[Stream] = []
+        for chosen in self._streams.make_room(principal, elsewhere):
+            if isinstance(chosen, Stream):
+                found.append(chosen)
+            elif not self._is_shared and chosen.id not in self._loading:
+                self._forget_evicted(chosen)
+            elif (stream := await self.find(chosen.id)) is not None:
+                found.append(stream)
+        return found
+
+    def _forget_evicted(self, evicted: Evicted) -> None:
+        """Forget a stream without loading it, with the next commit."""
+        self._streams.evicted -= 1
+        self._oldest.get(evicted.wanted_by, {}).pop(evicted.number, None)
+        self._forget_soon(evicted, may_wait=True)
+        self._committer.add(Forget(evicted.id, evicted.fence), may_wait=True)
 
     async def _wanted_about(self, principal: str) -> int:
         """How many of the principal's streams elsewhere are wanted, often without a lookup.
@@ -540,8 +563,7 @@ class Cache:
         if len(self._counted) >= COUNTED_MAX:
             self._counted.clear()
         self._counted[principal] = counted - evictions
-        forgotten = self._forgotten.values()
-        return counted - sum(r.is_wanted and r.principal == principal for r in forgotten)
+        return counted - sum(wanted_by == principal for wanted_by in self._forgotten.values())
 
     async def _oldest_read(self, principal: str) -> Evicted | None:
         """The oldest of the principal's wanted streams elsewhere that was probably read.
@@ -549,14 +571,14 @@ class Cache:
         A principal at its limit asks with each call, so the answers of one lookup are kept.
         """
         oldest = self._oldest.get(principal) or await self._look_for_read(principal)
-        return next(starmap(Evicted, oldest.items()), None)
+        return next(iter(oldest.values()), None)
 
-    async def _look_for_read(self, principal: str) -> Mapping[int, str]:
+    async def _look_for_read(self, principal: str) -> Mapping[int, Evicted]:
         after = 0
         while records := await self._journal.listed(
             principal, after=after, limit=LOOKED_AT_ONCE, only_read=True
         ):
-            found = {r.number: r.stream for r in records if self._may_be_evicted(r.stream)}
+            found = {r.number: Evicted.of(r) for r in records if self._may_be_evicted(r.stream)}
             if found:
                 if not self._is_shared:  # there other replicas change them
                     if len(self._oldest) >= OLDEST_MAX:
@@ -571,7 +593,7 @@ class Cache:
         while records := await self._journal.due(limit=limit, only_unwanted=True):
             for record in records[limit - LOOKED_AT_ONCE :]:
                 if self._may_be_evicted(record.stream):
-                    return Evicted(record.number, record.stream)
+                    return Evicted.of(record)
             if len(records) < limit:
                 break
             limit += LOOKED_AT_ONCE

@@ -4,7 +4,7 @@ import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import msgspec
 import trio
@@ -12,6 +12,7 @@ import trio
 from streams.clock import wall
 from streams.engine.stream import Stream
 from streams.errors import refusal
+from streams.journal.records import Record
 from streams.keys import Keyring
 from streams.limits import Limits
 
@@ -21,6 +22,13 @@ class Evicted(NamedTuple):
 
     number: int
     id: str
+    fence: int
+    wanted_by: str  # the principal; "" where it is unwanted
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        wanted_by = record.principal if record.is_wanted else ""
+        return cls(record.number, record.stream, record.fence, wanted_by)
 
 
 class Elsewhere(msgspec.Struct):

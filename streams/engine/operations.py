@@ -8,6 +8,7 @@ exists.
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -487,12 +488,15 @@ class Operations:
             raise Refusal(
                 INVALID_PARAMS, "Unknown cursor: send nextCursor unchanged, or no cursor."
             )
-        found, last = await self._cache.page(session.principal, int(cursor[1]), POLL_PAGE_SIZE)
-        # A client that is told of a stream may come back to it, whatever crashes.
-        with trio.move_on_after(RECORDED_S):
-            for each in found:
-                if isinstance(each, Stream):
-                    await each.recorded()
+        look = partial(self._cache.page, session.principal, int(cursor[1]), POLL_PAGE_SIZE)
+        found, last = await look()
+        unrecorded = [s for s in found if isinstance(s, Stream) and not s.is_recorded]
+        if unrecorded:
+            # A client that is told of a stream may come back to it, whatever crashes.
+            with trio.move_on_after(RECORDED_S):
+                for stream in unrecorded:
+                    await stream.recorded()
+            found, last = await look()  # evicted streams of before may be forgotten now
         found = [await self._asked_about(each) for each in found]
         reports = [
             self._report_loaded(each) if isinstance(each, Stream) else self._report_evicted(each)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from streams.errors import JournalError
 from streams.journal.memory import MemoryJournal
-from streams.journal.records import Record
+from streams.journal.records import Change, Record
 from streams.keys import Keyring
 from tests.rigs.evicting import MAX_S, evicted, idle, in_memory, serving
 from tests.rigs.server import (
@@ -212,6 +213,7 @@ async def test_one_lookup_finds_the_oldest_ones_for_many_calls(autojump_clock: M
         for n in (1, 2, 3):
             await talker.begin(n, "step")
         assert journal.lists == 1
+        assert (evicted(house), (await journal.totals()).evicted) == (1, 1)
         assert await _gone(talker, read) == [True, True, True, False]
 
 
@@ -268,3 +270,64 @@ async def test_the_servers_limit_counts_evicted_streams_and_forgets_unwanted_one
         await bob.begin(2, "step")
         polls = await _polls(acking, told)
         assert [reason(p) if "code" in p else "" for p in polls] == ["", "", "stream_not_found"]
+
+
+class _Held(MemoryJournal):
+    """A journal whose commits, and lookups for a load, wait while they are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.commits, self.loads = trio.Event(), trio.Event()
+        self.release()
+
+    def release(self) -> None:
+        self.commits.set()
+        self.loads.set()
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        await self.commits.wait()
+        return await super().commit(changes)
+
+    async def take(self, stream: str) -> Record | None:
+        await self.loads.wait()
+        return await super().take(stream)
+
+
+async def test_the_oldest_is_forgotten_though_it_is_being_loaded(
+    autojump_clock: MockClock,
+) -> None:
+    journal = _Held()
+    server, steps = serving(streams_per_principal_max=2)
+    async with open_house(server, journal=journal) as house:
+        read = [await _written(house, steps) for _ in range(2)]
+        polling, calling = await house.dial(), await house.dial()
+        journal.loads = trio.Event()
+        await polling.ask(1, "stream/poll", **named(read[0]))
+        await wait_all_tasks_blocked()
+        await calling.ask(2, "tools/call", name="step")
+        await wait_all_tasks_blocked()
+        journal.release()
+        await polling.answer(1)
+        await calling.announced()
+        assert await _gone(calling, read) == [True, False]
+
+
+async def test_a_stream_is_forgotten_while_a_poll_of_all_waits_for_another(
+    autojump_clock: MockClock,
+) -> None:
+    journal = _Held()
+    server, steps = serving(streams_per_principal_max=3)
+    async with open_house(server, journal=journal) as house:
+        read = [await _written(house, steps) for _ in range(2)]
+        polling, calling = await house.dial(), await house.dial()
+        journal.commits = trio.Event()
+        await polling.ask(1, "tools/call", name="step")
+        await wait_all_tasks_blocked()
+        await polling.ask(2, "stream/poll/all")
+        await wait_all_tasks_blocked()
+        await calling.ask(3, "tools/call", name="step")
+        await wait_all_tasks_blocked()
+        journal.release()
+        listed = (await polling.answer(2))["result"]["statuses"]
+        assert read[0]["streamId"] not in [each["streamId"] for each in listed]
+        assert await _gone(calling, read) == [True, False]
