@@ -107,6 +107,7 @@ class Committer:
         self.committed_at = -math.inf  # when the journal has taken changes last
         # Around `run_until_stopped`, so that a cancelled server still commits its shutdown.
         self._scope = trio.CancelScope(shield=True)
+        self._is_stopped = False
         self.failure: JournalUnusable | None = None  # that has ended `run_until_stopped`
         self._trouble: Unavailable | None = None
         self._shortage: Shortage | None = None  # of room for anything
@@ -155,10 +156,14 @@ class Committer:
             self._note_sharing(len(self._sources))
 
     async def settled(self, *changes: Change) -> None:
-        """Make changes durable. Waits until they and all earlier changes are."""
+        """Make changes durable. Waits until they and all earlier changes are.
+
+        Raises `JournalUnusable` once the server has shut down.
+        """
         is_durable = trio.Event()
         self.when_settled(is_durable.set, *changes)
-        await is_durable.wait()
+        while not is_durable.is_set():
+            await self.commit_done()
 
     def when_settled(
         self, do: Callable[[], object], *changes: Change, may_wait: bool = False
@@ -236,19 +241,33 @@ class Committer:
         return self.waiting_bytes + held >= BATCH_BYTES_MAX
 
     async def commit_begun(self) -> None:
-        """Wait until the next commit has taken what waits for it."""
-        await self._taken.wait()
+        """Wait until the next commit has taken what waits for it. Raises as `settled` does."""
+        taken = self._taken
+        await taken.wait()
+        if taken is self._taken:
+            await self.check_running()
 
     async def commit_done(self) -> None:
-        """Wait for the end of the next commit, or of the one that is under way."""
-        await self._done.wait()
+        """Wait for the end of the next commit, or of the one that is under way. Raises as `settled`
+        does.
+        """
+        done = self._done
+        await done.wait()
+        if done is self._done:
+            await self.check_running()
+
+    async def check_running(self) -> None:
+        """Raise `JournalUnusable` once nothing is committed any more."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._is_stopped:
+            raise JournalUnusable("The server has shut down: nothing more is stored.")
 
     async def settle(self) -> None:
         """Wait until everything that was added so far is durable."""
         if self._changes or self._sources or self._acks:
             self._want()
         while self._changes or self._sources or self._acks or self._is_committing:
-            await self._done.wait()
+            await self.commit_done()
 
     async def run(self) -> None:
         """Commit for ever. Raises `JournalUnusable` where the journal cannot be used any more."""
@@ -272,8 +291,11 @@ class Committer:
                 raise
 
     def stop(self) -> None:
-        """Commit nothing more."""
+        """Commit nothing more. Whatever waits for a commit raises `JournalUnusable`."""
         self._scope.cancel()
+        self._is_stopped = True
+        self._taken.set()
+        self._done.set()
 
     async def _wait_for_room(self) -> None:
         """Wait for acks, which make room, or for another program to free space on the disk."""

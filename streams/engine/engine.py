@@ -684,8 +684,13 @@ class Engine:
         self._nursery.start_soon(fail)
 
     def stop(self) -> None:
-        """Commit nothing more. This is the last step of a shutdown."""
+        """Commit nothing more, and end the waits of handlers that are shielded from cancellation.
+
+        This is the last step of a shutdown.
+        """
         self._committer.stop()
+        for stream in self._streams.index:
+            stream.notify()
 
     async def _wait_for_connections(self, patience_s: float) -> None:
         with trio.move_on_after(patience_s):
@@ -737,5 +742,5 @@ async def open_engine(
                     await engine.shut_down()
         finally:
             _engines.discard(engine)
-            engine.stop()  # also where `run` was cancelled
             nursery.cancel_scope.cancel()
+            engine.stop()  # also where `run` was cancelled

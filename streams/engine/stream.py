@@ -372,7 +372,8 @@ class Stream:
 
         `is_droppable`: after a restart the tool need not send it again. Raises `Refusal` where the
         line is too large, where there is no room and `overflow` is "fail", or where the call was
-        restarted and its first run sent another line in this place.
+        restarted and its first run sent another line in this place; `JournalUnusable` where it
+        waits and the server has shut down.
         """
         await self._let_out_ahead_of(line)
         rerun = self.rerun
@@ -511,6 +512,7 @@ class Stream:
             if self.overflow == "fail":
                 raise self._fail()
             await self.change()
+            await self._committer.check_running()
             size = self.state.batch_bytes
         await self._accepted(size)
 
@@ -645,6 +647,7 @@ class Stream:
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=bool(why), at=wall())
         self._is_over()
+        self.notify()  # a sender that waits for room in vain
         if self._events.is_heard:
             self._events.ended(self, why)
         if self.is_deferred and self.delivery is not None:
@@ -777,6 +780,7 @@ class Stream:
         was_live = self.state.outcome is LIVE
         change = self.state.close(event, self.record.fence, at=wall())
         self._is_over()
+        self.notify()  # as in `_end`
         if was_live and self._events.is_heard:
             self._events.ended(self, why or change.outcome.value)
         return change

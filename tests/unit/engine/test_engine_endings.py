@@ -7,7 +7,8 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import Call, Limits, Server
+from streams import Call, Limits, Server, StreamsError
+from streams.errors import Ended, JournalUnusable
 from tests.rigs.server import (
     PLAIN,
     POSITIONS,
@@ -195,3 +196,65 @@ async def test_a_cancelled_handler_that_still_talks_harms_nobody(
             talker.seen.clear()
             assert await talker.request(2, "ping") == {}
             assert methods(talker.seen) in (["result"], ["notifications/stream/create", "result"])
+
+
+async def test_a_shielded_sender_that_waits_for_room_hears_of_the_end(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested", resume_max_s=MAX_S, limits=Limits(unsent_entries_max=3))
+    heard: list[Exception] = []
+
+    @server.tool
+    async def flood(call: Call) -> None:
+        with trio.CancelScope(shield=True):
+            try:
+                while True:
+                    await call.log("info", "more")
+            except StreamsError as error:
+                heard.append(error)
+
+    async with open_house(server) as house:
+        talker = await house.dial()
+        stream = await talker.begin(1, "flood")
+        await talker.leave()
+        await trio.sleep(MAX_S + 1)
+        assert [type(each) for each in heard] == [Ended]
+        other = await house.dial()
+        assert reason(await other.poll(2, stream)) == "abandoned"
+
+
+async def test_no_shielded_handler_waits_for_a_server_that_has_shut_down(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested", resume_max_s=MAX_S, limits=Limits(unsent_entries_max=3))
+    heard: list[Exception] = []
+
+    @server.tool(restart=True)
+    async def save(call: Call) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(10)  # longer than a shutdown takes
+                try:
+                    await call.checkpoint(1)
+                except JournalUnusable as error:
+                    heard.append(error)
+
+    @server.tool(restart=True)
+    async def flood(call: Call) -> None:
+        with trio.CancelScope(shield=True):
+            try:
+                while True:
+                    await call.log("info", "more")
+            except JournalUnusable as error:
+                heard.append(error)
+
+    async with open_house(server) as house:
+        for n, tool in enumerate(("save", "flood")):
+            talker = await house.dial()
+            await talker.begin(n, tool)
+            await talker.leave()
+    assert [str(each) for each in heard] == [
+        "The server has shut down: nothing more is stored."
+    ] * 2
