@@ -359,6 +359,9 @@ class Cache:
         self._idle.pop(stream, None)
         if stream.was_evicted:
             self._forget_soon(Evicted.of(stream.record), may_wait=may_wait)
+        elif self._is_shared:  # where streams of ours are found too, which count for nobody
+            evicted = Evicted.of(stream.record)._replace(wanted_by="")
+            self._forget_soon(evicted, may_wait=may_wait)
 
     def _forget_soon(self, evicted: Evicted, *, may_wait: bool) -> None:
         self._forgotten[evicted.id] = evicted.wanted_by

@@ -1,6 +1,7 @@
 """A replica that is gone, stops, or is cut off: others take over its streams, once."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from streams.engine.events import CallReleased
 from streams.engine.leases import BEATS, GONE
 from streams.engine.outbox import SENT_S
 from streams.engine.rerun import MISSING_LEASES
-from streams.errors import StoreAway
+from streams.errors import JournalError, StoreAway
 from streams.journal.contract import Post
-from streams.journal.records import Outcome
+from streams.journal.records import Change, Outcome
 from tests.rigs import idempotency
 from tests.rigs.replicas import TAKEN_S, Replica, Replicas, open_replicas
 from tests.rigs.server import (
@@ -867,3 +868,29 @@ async def test_a_replica_whose_lease_may_be_over_judges_no_cursor(
     assert reason(await talker.request(2, "stream/resume", **named(stream), after=99)) == (
         "cursor_ahead"
     )
+
+
+async def test_a_replica_does_not_take_back_what_it_has_just_forgotten(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_replicas(partial(make, streams_per_principal_max=1)) as replicas:
+        replica = await replicas.start()
+        first = await replica.dial()
+        read = await first.begin(1, "step")
+        replica.steps.finish()
+        await first.answer(1)
+        await trio.sleep(1)
+        may_commit, commit = trio.Event(), replica.reached.inner.commit
+
+        async def held(changes: Sequence[Change]) -> Sequence[JournalError | None]:
+            await may_commit.wait()
+            return await commit(changes)
+
+        monkeypatch.setattr(replica.reached.inner, "commit", held)
+        second, third = await replica.dial(), await replica.dial()
+        await second.call(2, "step")  # there is room for it without the first one
+        await wait_all_tasks_blocked()
+        assert reason(await third.poll(3, read)) == "stream_not_found"
+        may_commit.set()
+        running = await second.announced()
+        assert replica.streams == [running["streamId"]]
