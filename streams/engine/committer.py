@@ -158,7 +158,7 @@ class Committer:
     async def settled(self, *changes: Change) -> None:
         """Make changes durable. Waits until they and all earlier changes are.
 
-        Raises `JournalUnusable` once the server has shut down.
+        Raises `Unavailable` once the server has shut down.
         """
         is_durable = trio.Event()
         self.when_settled(is_durable.set, *changes)
@@ -257,10 +257,10 @@ class Committer:
             await self.check_running()
 
     async def check_running(self) -> None:
-        """Raise `JournalUnusable` once nothing is committed any more."""
+        """Raise `Unavailable` once nothing is committed any more."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_stopped:
-            raise JournalUnusable("The server has shut down: nothing more is stored.")
+            raise Unavailable("The server has shut down: nothing more is stored.")
 
     async def settle(self) -> None:
         """Wait until everything that was added so far is durable."""
@@ -291,7 +291,7 @@ class Committer:
                 raise
 
     def stop(self) -> None:
-        """Commit nothing more. Whatever waits for a commit raises `JournalUnusable`."""
+        """Commit nothing more. Whatever waits for a commit raises `Unavailable`."""
         self._scope.cancel()
         self._is_stopped = True
         self._taken.set()

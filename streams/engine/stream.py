@@ -372,8 +372,8 @@ class Stream:
 
         `is_droppable`: after a restart the tool need not send it again. Raises `Refusal` where the
         line is too large, where there is no room and `overflow` is "fail", or where the call was
-        restarted and its first run sent another line in this place; `JournalUnusable` where it
-        waits and the server has shut down.
+        restarted and its first run sent another line in this place; `Unavailable` where it waits
+        and the server has shut down.
         """
         await self._let_out_ahead_of(line)
         rerun = self.rerun

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server, StreamsError
-from streams.errors import Ended, JournalUnusable
+from streams.errors import Ended, Unavailable
 from tests.rigs.server import (
     PLAIN,
     POSITIONS,
@@ -238,7 +238,7 @@ async def test_no_shielded_handler_waits_for_a_server_that_has_shut_down(
                 await trio.sleep(10)  # longer than a shutdown takes
                 try:
                     await call.checkpoint(1)
-                except JournalUnusable as error:
+                except Unavailable as error:
                     heard.append(error)
 
     @server.tool(restart=True)
@@ -247,7 +247,7 @@ async def test_no_shielded_handler_waits_for_a_server_that_has_shut_down(
             try:
                 while True:
                     await call.log("info", "more")
-            except JournalUnusable as error:
+            except Unavailable as error:
                 heard.append(error)
 
     async with open_house(server) as house:
