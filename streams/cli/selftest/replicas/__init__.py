@@ -30,7 +30,7 @@ from streams.cli.selftest.replicas.processes import (
     numbers,
     store_program,
 )
-from streams.cli.selftest.replicas.users import User
+from streams.cli.selftest.replicas.users import CALL_S, User
 from streams.cli.selftest.rigs import NoServer
 from streams.cli.selftest.torture import APP, hand_in, made, shown
 
@@ -41,7 +41,8 @@ CALM_S: Final = 90.0  # within this time every call must end, once nothing fails
 
 class Settings(msgspec.Struct, frozen=True):
     """The settings of a run. `times` is how often each fault is inflicted; without it each row has
-    its part of `minutes`, and at least one fault. `app` is the server: tests pass a faulty one.
+    its part of `minutes`, and at least one fault. `app` is the server, and `call_s` how long a call
+    takes without a fault: tests pass a faulty one, and shorter calls.
     """
 
     replicas: int
@@ -52,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True):
     streams: int = 100
     lease_s: float = 2.0
     app: str = APP
+    call_s: tuple[float, float] = CALL_S
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -156,11 +158,11 @@ class Course:
         books.close()
 
     async def _serve(self, made: Cluster, books: Books, faults: list[Fault]) -> None:
-        users = [
-            User(f"{scheme}-{number}", lambda to=scheme: made.dialer(to), books, self._fork())
-            for number in range(self._settings.streams)
-            for scheme in [SCHEMES[number % len(SCHEMES)]]
-        ]
+        users = []
+        for number in range(self._settings.streams):
+            scheme = SCHEMES[number % len(SCHEMES)]
+            dialer, call_s = partial(made.dialer, scheme), self._settings.call_s
+            users.append(User(f"{scheme}-{number}", dialer, books, self._fork(), call_s))
         async with trio.open_nursery() as nursery:
             for user in users:
                 nursery.start_soon(user.run)

@@ -33,8 +33,16 @@ SHUTTING_DOWN: Final = "The server is shutting down"
 class User:
     """Makes calls while `is_calling`."""
 
-    def __init__(self, name: str, dialer: Dialer, books: Books, dice: Random) -> None:
+    def __init__(
+        self,
+        name: str,
+        dialer: Dialer,
+        books: Books,
+        dice: Random,
+        call_s: tuple[float, float] = CALL_S,
+    ) -> None:
         self.is_calling = True
+        self._call_s = call_s
         self._name = name
         self._dialer = dialer
         self._books = books
@@ -47,7 +55,7 @@ class User:
         await trio.sleep(self._dice.uniform(0, 1))  # not all at once
         while self.is_calling:
             self._calls += 1
-            count = int(PER_SECOND * self._dice.uniform(*CALL_S))
+            count = int(PER_SECOND * self._dice.uniform(*self._call_s))
             is_lasting = self._dice.randrange(NOT_RESTARTED_ONE_IN) > 0
             tool = LASTING if is_lasting else "work"
             story = Story(f"{self._name}-{self._calls}", count, tool)
