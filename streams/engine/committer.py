@@ -291,7 +291,7 @@ class Committer:
                 raise
 
     def stop(self) -> None:
-        """Commit nothing more. Whatever waits for a commit raises `Unavailable`."""
+        """Commit nothing more. All that wait for a commit raise `Unavailable`."""
         self._scope.cancel()
         self._is_stopped = True
         self._taken.set()

@@ -38,20 +38,23 @@ async def test_a_cut_at_any_byte_loses_no_whole_message_and_adds_no_half_one() -
     lines = [header(2, "s"), b'{"n":1}\n', b'{"n":2}\n', answer(1)]
     response = head + b"\r\n" + b"".join(map(chunk, lines)) + b"0\r\n\r\n"
     ends = [response.index(chunk(line)) + len(chunk(line)) - len(b"\r\n") for line in lines]
-    length = 0
 
     async def script(asked: Asked) -> None:
-        await asked.stream.send_all(response[:length])
+        await asked.stream.send_all(response[: int(asked.target.removeprefix("/"))])
         await asked.cut()
 
+    async def cut_at(length: int) -> None:
+        async with client.connect(f"{origin}/{length}") as channel:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await channel.send(call(1))
+            whole = sum(end <= length for end in ends)
+            await assert_over(channel, [line.rstrip() for line in lines[:whole]])
+
     with trio.fail_after(100):
-        async with http_server(script) as server:
+        async with http_server(script) as server, trio.open_nursery() as nursery:
+            origin = server.url.removesuffix("/mcp")
             for length in range(len(response)):
-                async with client.connect(server.url) as channel:
-                    with contextlib.suppress(trio.BrokenResourceError):
-                        await channel.send(call(1))
-                    whole = sum(end <= length for end in ends)
-                    await assert_over(channel, [line.rstrip() for line in lines[:whole]])
+                nursery.start_soon(cut_at, length)
 
 
 async def test_a_body_that_ends_without_the_response_ends_the_channel() -> None:
