@@ -36,7 +36,7 @@ BATCH_BYTES_MAX: Final = 16 * MIB  # that may wait for one commit
 # The bytes of one stream that may wait for a commit, while as many are in the one under way. A
 # commit delays all other streams, so a stream may have little in it while others send, and much,
 # which is faster, while it is alone.
-ALONE_BYTES_MAX: Final = 1000 * 1024  # not quite four stored runs: a fifth would be a short one
+ALONE_BYTES_MAX: Final = 2000 * 1024  # not quite eight stored runs: a ninth would be a short one
 SHARED_BYTES_MAX: Final = 32 * 1024
 # A stream counts as alone when no other one was in a commit for this time. A stream that sends less
 # often waits once for a large commit, some milliseconds, and a flood meanwhile is four times as
