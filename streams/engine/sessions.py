@@ -445,9 +445,13 @@ class Sessions:
             await self.tell_others(session.key, True)
 
     def end(self, session: HttpSession) -> None:
-        """Forget a session and close its connections. `on_end` decides about its streams."""
+        """Forget a session and close its connections. `on_end` decides about its streams.
+
+        It may be over already: a client may have ended it twice at once.
+        """
         self._committer.add(DropSession(session.key))
-        self._end_here(session)
+        if (held := self._by_key.get(session.key)) is not None:
+            self._end_here(held)
 
     def _end_here(self, session: HttpSession) -> None:
         self._leave(session)

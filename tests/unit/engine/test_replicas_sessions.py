@@ -126,6 +126,19 @@ async def test_a_session_is_begun_used_and_ended_at_three_replicas(
     assert await replicas.store.kept.count_sessions() == 0
 
 
+async def test_a_session_that_is_ended_twice_at_once_ends_once(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    replica = await replicas.start()
+    browser = await replica.browse(PLAIN)
+    await browser.call(1, "step")
+    answers = [browser.ask("DELETE") for _ in range(2)]
+    await wait_all_tasks_blocked()
+    assert [answer.status for answer in answers] == [200, 200]
+    assert replica.streams == []
+    assert (await browser.post(2, "ping")).status == 404
+
+
 async def test_the_end_of_a_session_ends_its_responses_at_other_replicas(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
