@@ -365,7 +365,8 @@ class Cache:
 
     def _forget_soon(self, evicted: Evicted, *, may_wait: bool) -> None:
         self._forgotten[evicted.id] = evicted.wanted_by
-        forgotten = partial(self._forgotten.pop, evicted.id)
+        # A replica may take it over twice, and forget it each time.
+        forgotten = partial(self._forgotten.pop, evicted.id, None)
         self._committer.when_settled(forgotten, may_wait=may_wait)
 
     async def run(self) -> None:

@@ -25,7 +25,7 @@ from streams.engine.identity import call_digest
 from streams.engine.lifecycle import LIVE, Event, ProgressToken, Question, StreamState
 from streams.engine.posts import Taker
 from streams.engine.rerun import Rerun, diverged
-from streams.errors import Ended, Refusal, refusal
+from streams.errors import Ended, Fenced, Refusal, refusal
 from streams.exchange import authenticated
 from streams.journal.records import Ack, Append, Close, Create, Forget, Record, Restore
 from streams.keys import Keyring, new_request_id
@@ -372,8 +372,8 @@ class Stream:
 
         `is_droppable`: after a restart the tool need not send it again. Raises `Refusal` where the
         line is too large, where there is no room and `overflow` is "fail", or where the call was
-        restarted and its first run sent another line in this place; `Unavailable` where it waits
-        and the server has shut down.
+        restarted and its first run sent another line in this place. Where it waits, it raises
+        `Unavailable` if the server has shut down, and `Fenced` if another replica has the call.
         """
         await self._let_out_ahead_of(line)
         rerun = self.rerun
@@ -498,6 +498,7 @@ class Stream:
             self.release()
         seq = self.state.last
         while self.state.durable < min(seq, self.state.last):  # `close` may lower `last`
+            self._check_owned()
             await self._committer.commit_done()
 
     async def written(self, seq: int) -> None:
@@ -509,6 +510,7 @@ class Stream:
         await trio.lowlevel.checkpoint_if_cancelled()
         size = self.state.batch_bytes
         while not add():
+            self._check_owned()
             if self.overflow == "fail":
                 raise self._fail()
             await self.change()
@@ -523,6 +525,15 @@ class Stream:
             is_anonymous=self.is_anonymous
         ):
             await committer.commit_begun()
+
+    def lose(self) -> None:
+        """Another replica has the stream now: its handler waits for nothing here any more."""
+        self.is_lost = True
+        self.notify()
+
+    def _check_owned(self) -> None:
+        if self.is_lost:
+            raise Fenced("another replica runs this call now")
 
     def _mark(self, size_before: int) -> None:
         self.store()
@@ -547,7 +558,8 @@ class Stream:
     async def checkpoint(self, state: bytes) -> None:
         """Store the state, in JSON, that the next restart begins with. Returns when it is durable.
 
-        Raises `ValueError` where the state is too long, `Ended` once the stream has ended.
+        Raises `ValueError` where the state is too long, `Ended` once the stream has ended, `Fenced`
+        where another replica has it.
         """
         assert self.rerun is not None
         limit = self._limits.checkpoint_bytes_max
@@ -560,6 +572,7 @@ class Stream:
         # Progress that was held back belongs before the checkpoint.
         self.make_use_of_room(is_forced=True)
         await self.rerun.checkpoint(self.state.last, state)
+        self._check_owned()
 
     async def reopen_questions(self) -> None:
         """Open the unanswered requests of the first run: an answer may come before the tool asks

@@ -166,7 +166,7 @@ class Streams:
         if self.index.get(stream.id) is not stream:
             return
         was_released = stream.is_suspended  # at a shutdown, which has told it
-        stream.is_lost = True
+        stream.lose()
         is_live = stream.state.outcome is Outcome.LIVE
         if self.events.is_heard and is_live and not was_released:
             self.events.tell(CallReleased(stream))

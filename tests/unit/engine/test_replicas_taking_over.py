@@ -16,7 +16,7 @@ from streams.engine.events import CallReleased
 from streams.engine.leases import BEATS, GONE
 from streams.engine.outbox import SENT_S
 from streams.engine.rerun import MISSING_LEASES
-from streams.errors import JournalError, StoreAway
+from streams.errors import Fenced, JournalError, StoreAway, StreamsError
 from streams.journal.contract import Post
 from streams.journal.records import Change, Outcome
 from tests.rigs import idempotency
@@ -894,3 +894,29 @@ async def test_a_replica_does_not_take_back_what_it_has_just_forgotten(
         may_commit.set()
         running = await second.announced()
         assert replica.streams == [running["streamId"]]
+
+
+async def test_a_shielded_sender_waits_for_no_room_in_a_call_that_another_replica_has(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replicas(partial(make, unsent_entries_max=3)) as replicas:
+        ours, theirs = await replicas.two()
+        stream = await (await ours.dial()).begin(1, "again")
+        heard: list[type[Exception]] = []
+
+        async def flood(call: Call) -> None:
+            with trio.CancelScope(shield=True):
+                try:
+                    while True:
+                        await call.log("info", "more")
+                except StreamsError as error:
+                    heard.append(type(error))
+
+        ours.again.do(flood)
+        await trio.sleep(1)
+        replicas.kill_store(ours)
+        await trio.sleep(TAKEN_S)
+        assert theirs.streams == [stream["streamId"]]
+        replicas.start_store(ours)
+        await trio.sleep(LEASE_S)
+        assert heard == [Fenced]
