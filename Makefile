@@ -44,6 +44,8 @@ imports: $(READY)
 simulate: $(READY)
 	$(BIN)/python -m tests.simulation --seeds 2000 --seconds 500 --jobs 2
 	$(BIN)/python -m tests.simulation --replicas --seeds 1000 --jobs 2
+	$(BIN)/python -m tests.simulation --crowd --seeds 2000 --jobs 2
+	$(BIN)/python -m tests.simulation --crowd --replicas --seeds 500 --jobs 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

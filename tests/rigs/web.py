@@ -61,8 +61,13 @@ class Answer:
 
     # The client's side.
 
-    async def hang_up(self) -> None:
+    def cut(self) -> None:
+        """The client hangs up."""
         self._gone.set()
+
+    async def hang_up(self) -> None:
+        """Hang up, and let the server notice it."""
+        self.cut()
         await wait_all_tasks_blocked()
 
     @property
