@@ -109,9 +109,24 @@ async def _let_loose(
 ) -> None:
     with trio.move_on_after(for_s):
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(_operate, chance, heard, houses)
             for _ in range(chance.choice((2, 4, 6))):
                 visit = chance.choice((_visit, _browse))
                 nursery.start_soon(_come_and_go, visit, chance, heard, houses)
+
+
+async def _operate(chance: random.Random, heard: "Heard", houses: Sequence[House]) -> None:
+    """An operator cancels calls now and then, and hangs up on clients."""
+    while True:
+        await trio.sleep(10 * chance.random())
+        engine = chance.choice(houses).running.engine
+        if chance.random() < 0.3:
+            engine.hang_up(0.5)
+        with suppress(StreamsError):  # the store is away
+            name = heard.any_of(chance, "", "stream").get("streamId", "")
+            stream = await engine.operations.load_call(name)
+            if stream is not None and not (stream.state.is_ended or stream.state.is_tombstone):
+                engine.operations.stop(stream, is_told=True)
 
 
 async def _come_and_go(
@@ -174,7 +189,17 @@ def make_server(chance: random.Random) -> Server:
 
     @server.tool
     async def quick() -> str:
+        await server.resource_updated("x:a")
         return "at once"
+
+    @server.resource("x:{name}")
+    async def resource(name: str) -> str:
+        return name
+
+    @server.method("crowd/wait")
+    async def wait(call: Call, pause_s: float) -> str:
+        await trio.sleep(pause_s)
+        return "waited"
 
     @server.tool(pages=True)
     def paged(count: int) -> Iterator[Json]:
@@ -300,6 +325,7 @@ class Requests:
             self._wait: 3,
             self._ack: 3,
             self._cancel: 2,
+            self._anything: 4,
         }
 
     def next(self) -> Json:
@@ -315,7 +341,23 @@ class Requests:
         return self._heard.any_of(self._chance, self._principal, kind)
 
     def _ask(self, method: str, kind: str = "") -> Json:
-        return self._request(method, self._named(kind))
+        cursor = {"after": self._chance.randrange(4)} if self._chance.random() < 0.3 else {}
+        return self._request(method, self._named(kind) | cursor)
+
+    def _anything(self) -> Json:
+        method, params = self._chance.choice(
+            (
+                ("ping", {}),
+                ("tools/list", {}),
+                ("initialize", _hello(self._chance)),
+                ("logging/setLevel", {"level": self._chance.choice(("debug", "error"))}),
+                ("resources/subscribe", {"uri": "x:a"}),
+                ("resources/unsubscribe", {"uri": "x:a"}),
+                ("resources/read", {"uri": "x:b"}),
+                ("crowd/wait", {"pause_s": self._chance.choice((0.0, 1.0, 20.0))}),
+            )
+        )
+        return self._request(method, params)
 
     def _call(self) -> Json:
         chance = self._chance
@@ -410,7 +452,8 @@ async def _browse(chance: random.Random, heard: Heard, houses: Sequence[House]) 
     """A client over HTTP, whose requests come to any of the servers."""
     principal = chance.choice(("alice", "bob", ""))
     async with trio.open_nursery() as nursery:
-        caller = Caller(principal, lambda: math.inf) if principal else None
+        leaves_at = trio.current_time() + chance.choice((5.0, math.inf))  # its token expires
+        caller = Caller(principal, lambda: leaves_at - trio.current_time()) if principal else None
         web = _Web(chance, heard, houses, nursery, caller)
         if await web.open():
             for _ in range(chance.randrange(1, 25)):
@@ -464,7 +507,8 @@ class _Web:
             self._ask("POST", self._requests.next(), accept=accept)
         elif what < 0.75:
             ids = [each for answer in self._answers for each in _ids_in(answer)]
-            headers = {"last_event_id": chance.choice(ids)} if ids else {}
+            is_new = not ids or chance.random() < 0.2  # a standing stream
+            headers = {} if is_new else {"last_event_id": chance.choice(ids)}
             self._ask("GET", accept=EVENTS, **headers)
         elif what < 0.98:
             chance.choice(self._answers).cut()
