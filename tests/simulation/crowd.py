@@ -263,7 +263,7 @@ class SlowJournal(MemoryJournal):
         return await super().due(limit=limit, only_unwanted=only_unwanted)
 
 
-# What clients hear, and ask
+# Names, and requests
 
 
 class Told(NamedTuple):
