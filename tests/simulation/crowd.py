@@ -17,8 +17,9 @@ from trio.testing import MockClock
 
 from streams import Call, Server
 from streams.backends import PatienceSettings
-from streams.errors import JournalError, StreamsError
+from streams.errors import Full, JournalError, StreamsError, Unavailable
 from streams.exchange import Caller
+from streams.journal.contract import Shortage
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change, Record
 from streams.keys import Keyring
@@ -46,6 +47,8 @@ GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError, trio.EndOfCha
 HEARD_MAX: Final = 60
 VISIT_S: Final = 30.0
 ANSWERS_KEPT: Final = 12
+SHORT: Final = Shortage("the disk is nearly full", is_severe=False)
+VERY_SHORT: Final = Shortage("the disk is full", is_severe=True)
 
 
 def simulate_crowd(seed: int, *, is_shared: bool = False) -> None:
@@ -228,18 +231,26 @@ def _patience(chance: random.Random) -> PatienceSettings | None:
 
 
 class SlowJournal(MemoryJournal):
-    """A journal that takes its time. A lookup is answered with what is there after that."""
+    """A journal that takes its time, and takes nothing now and then.
+
+    A lookup is answered with what is there after its pause.
+    """
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__()
         self._chance = chance
+        self._may_be_short = chance.random() < 0.3
 
     async def _pause(self, most_s: float) -> None:
+        if self._may_be_short and self._chance.random() < 0.1:
+            self.shortage = self._chance.choice((None, None, SHORT, VERY_SHORT))
         if self._chance.random() < 0.5:
             await trio.sleep(most_s * self._chance.random() ** 3)
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         await self._pause(0.5)
+        if self._chance.random() < 0.05:
+            raise self._chance.choice((Full, Unavailable))("for the moment")
         answers = await super().commit(changes)
         await self._pause(0.1)
         return answers
