@@ -177,15 +177,15 @@ async def test_cuts_in_the_middle_of_much_lose_nothing_and_repeat_nothing(
     found: list[int] = []
     async with (
         open_client(served, kind) as (client, way),
-        client.call("count", {"n": 20_000, "pad": 100}) as call,
+        client.call("count", {"n": 60_000, "pad": 100}) as call,
     ):
         async for message in call:
             found.append(number(message))
             if len(found) % 5_000 == 1:
                 way.cut()
-        assert await text(call) == "counted 20000"
+        assert await text(call) == "counted 60000"
         assert way.connections > 2
-    assert found == list(range(1, 20_001))
+    assert found == list(range(1, 60_001))
 
 
 @pytest.mark.parametrize("kind", ["ws", "http"])

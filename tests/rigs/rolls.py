@@ -18,6 +18,7 @@ from tests.sdk.proxies import NGINX_FRAME, running
 FOLDER: Final = ROOT / "docs" / "operate" / "rolling"
 LOOK_EVERY_S: Final = 0.02
 PATIENCE_S: Final = 60.0
+LISTENERS: Final = 3  # HTTP, WebSocket and the operators'
 
 
 class Rolling:
@@ -34,7 +35,7 @@ class Rolling:
     async def start(self) -> trio.Process:
         """Start the first process, and wait until it serves."""
         self._process = await self._begin(0)
-        await self.says(0, "listening", times=2)
+        await self.says(0, "listening", times=LISTENERS)
         return self._process
 
     async def roll(self, number: signal.Signals = signal.SIGTERM) -> str:
@@ -47,7 +48,7 @@ class Rolling:
         former.send_signal(number)
         with trio.fail_after(PATIENCE_S):
             assert await former.wait() == (-number if number == signal.SIGKILL else 0)
-        await self.says(self.rolls, "listening", times=2)
+        await self.says(self.rolls, "listening", times=LISTENERS)
         return self.log(self.rolls - 1).read_text()
 
     async def stop(self) -> None:
