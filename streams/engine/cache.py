@@ -358,16 +358,15 @@ class Cache:
         """Nothing is kept of a stream; until that is durable, the journal would still find it."""
         self._idle.pop(stream, None)
         if stream.was_evicted:
-            self._forget_soon(Evicted.of(stream.record), may_wait=may_wait)
+            self._note_forgotten(stream.id, Evicted.of(stream.record).wanted_by, may_wait=may_wait)
         elif self._is_shared:  # where streams of ours are found too, which count for nobody
-            evicted = Evicted.of(stream.record)._replace(wanted_by="")
-            self._forget_soon(evicted, may_wait=may_wait)
+            self._note_forgotten(stream.id, "", may_wait=may_wait)
 
-    def _forget_soon(self, evicted: Evicted, *, may_wait: bool) -> None:
-        self._forgotten[evicted.id] = evicted.wanted_by
+    def _note_forgotten(self, stream_id: str, wanted_by: str, *, may_wait: bool) -> None:
+        self._forgotten[stream_id] = wanted_by
         # A replica may take it over twice, and forget it each time.
-        forgotten = partial(self._forgotten.pop, evicted.id, None)
-        self._committer.when_settled(forgotten, may_wait=may_wait)
+        is_durable = partial(self._forgotten.pop, stream_id, None)
+        self._committer.when_settled(is_durable, may_wait=may_wait)
 
     async def run(self) -> None:
         """Evict streams when there are too many, and let evicted ones expire, for ever."""
@@ -539,7 +538,7 @@ class Cache:
         """Forget a stream without loading it, with the next commit."""
         self._streams.evicted -= 1
         self._oldest.get(evicted.wanted_by, {}).pop(evicted.number, None)
-        self._forget_soon(evicted, may_wait=True)
+        self._note_forgotten(evicted.id, evicted.wanted_by, may_wait=True)
         self._committer.add(Forget(evicted.id, evicted.fence), may_wait=True)
 
     async def _wanted_about(self, principal: str) -> int:

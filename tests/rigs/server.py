@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import trio
 
-from streams import Call, Server
+from streams import Call, Server, StreamsError
 from streams.backends import PatienceSettings
 from streams.engine.events import Events
 from streams.engine.hooks import Hooks
@@ -231,6 +231,16 @@ async def run(server: Server, tool: str, *, token: Any = None, **arguments: Any)
         await talker.call(1, tool, token=token, **arguments)
         await talker.answer(1)
         return talker.seen
+
+
+async def flood(call: Call) -> StreamsError:
+    """Log for ever, shielded from cancellation; returns the error that ends it."""
+    with trio.CancelScope(shield=True):
+        while True:
+            try:
+                await call.log("info", "more")
+            except StreamsError as error:
+                return error
 
 
 class Steps:

@@ -9,30 +9,23 @@ Exit code 1 where anything happened that must not.
 """
 
 import argparse
-import faulthandler
 import itertools
-import logging
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from streams import logs
 from tests.simulation.crowd import simulate_crowd
 from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import Report, simulate
 
-HANGS_S = 60.0  # a seed takes less than a second
 AT_ONCE = 20  # seeds for one process, before another may have the next
 
 
 def main() -> int:
     options = _options()
-    if options.crowd:
-        return _crowds(options)
     began_at = time.monotonic()
     seeds = itertools.count(options.first)
     if options.seed is not None:
@@ -76,32 +69,6 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _crowds(options: argparse.Namespace) -> int:
-    seeds = range(options.first, options.first + options.seeds)
-    seeds = seeds if options.seed is None else range(options.seed, options.seed + 1)
-    failed = 0
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for seed, fault in zip(seeds, pool.map(partial(_crowd, options), seeds), strict=True):
-            if fault:
-                failed += 1
-                print(f"seed {seed}:\n{fault}")
-    print(f"{len(seeds)} seeds, {failed} servers ended")
-    return 1 if failed else 0
-
-
-def _crowd(options: argparse.Namespace, seed: int) -> str:
-    """The traceback of a server that has ended; the process exits where one does not end."""
-    logs.log_to_stderr(logging.CRITICAL)
-    faulthandler.dump_traceback_later(HANGS_S, exit=True)
-    try:
-        simulate_crowd(seed, is_shared=options.replicas)
-    except Exception:
-        return traceback.format_exc()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-    return ""
-
-
 def _many(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Report]:
     lived, virtual_s = 0, 0.0
     live = partial(_live, options)
@@ -115,13 +82,15 @@ def _many(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Report]
 
 
 def _live(options: argparse.Namespace, seed: int) -> Report:
+    if options.crowd:
+        return simulate_crowd(seed, is_shared=options.replicas)
     with planted(options.plant):
         return simulate(seed, is_shared=options.replicas, is_traced=options.trace)
 
 
 def _tell(report: Report, options: argparse.Namespace) -> None:
     again = f"python -m tests.simulation --seed {report.seed} --trace"
-    more = " --replicas" * options.replicas
+    more = " --replicas" * options.replicas + " --crowd" * options.crowd
     more += f" --plant {options.plant}" if options.plant else ""
     print(f"seed {report.seed}: {report.violations[0]}")
     print(f"    {again}{more}", flush=True)

@@ -1,29 +1,34 @@
 """A crowd of clients that do anything at all, to servers with small limits.
 
 The rest of the simulation checks what each client gets. Here no mixture of requests, limits, slow
-commits, crashes and take-overs may end a server, or keep it from ending. A seed chooses what the
-clients do; ids, and the order of tasks, are new each time.
+commits, crashes and take-overs may end a server, or keep it from ending.
 """
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import pytest
 import trio
 from trio.testing import MockClock
 
 from streams import Call, Server
 from streams.backends import PatienceSettings
-from streams.errors import Full, JournalError, StreamsError, Unavailable
+from streams.errors import Full, JournalError, StreamsError, Unavailable, first_of
 from streams.exchange import Caller
 from streams.journal.contract import Shortage
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change, Record
 from streams.keys import Keyring
 from streams.limits import Limits
+from streams.protocol.extension import KEY
+from streams.server.patience import CALL
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import (
     EXTENDED,
@@ -39,6 +44,7 @@ from tests.rigs.server import (
     open_house,
 )
 from tests.rigs.web import BOTH, EVENTS, JSON, LINES, Answer, Browser
+from tests.simulation.universe import Report, decide_everything
 from transports.memory import Cable
 
 CAPABILITIES: Final = (STREAMS, STREAMS | REQUESTS, POSITIONS, PLAIN, EXTENDED, REQUESTS)
@@ -51,16 +57,29 @@ SHORT: Final = Shortage("the disk is nearly full", is_severe=False)
 VERY_SHORT: Final = Shortage("the disk is full", is_severe=True)
 
 
-def simulate_crowd(seed: int, *, is_shared: bool = False) -> None:
-    """Let a crowd loose. Raises whatever ends a server; hangs where a server does not end."""
-    chance = random.Random(seed)
-    run = _several if is_shared else _one
-    trio.run(run, chance, clock=MockClock(autojump_threshold=0))
+def simulate_crowd(seed: int, *, is_shared: bool = False) -> Report:
+    """Run one seed: the same history each time. With `is_shared` there are several replicas.
+
+    It is a violation if a server ends, or does not end when it should.
+    """
+    chance, heard, clock = random.Random(seed), Heard(), MockClock(autojump_threshold=0)
+    violations: list[str] = []
+    trace: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        decide_everything(patch, clock, seed)
+        try:
+            trio.run(_several if is_shared else _one, chance, heard, clock=clock)
+        except Exception as error:  # any error is reported with its seed
+            cause = error.__cause__ or first_of(error)
+            violations.append(f"{type(cause).__name__}: {cause}")
+            trace += traceback.format_exc().splitlines()
+    counts = dict(heard.counts)
+    return Report(seed, clock.current_time(), counts, violations, heard.digest, trace)
 
 
-async def _one(chance: random.Random) -> None:
+async def _one(chance: random.Random, heard: "Heard") -> None:
     """A server, which is started again with its journal, or with what a crash leaves of it."""
-    server, keyring, heard = make_server(chance), Keyring.load(None), Heard()
+    server, keyring = make_server(chance), Keyring.load(None)
     journal: MemoryJournal = SlowJournal(chance)
     patience = _patience(chance)
     for _ in range(chance.choice((1, 2, 3))):
@@ -70,7 +89,7 @@ async def _one(chance: random.Random) -> None:
             journal = house.as_after_a_crash()
 
 
-async def _several(chance: random.Random) -> None:
+async def _several(chance: random.Random, heard: "Heard") -> None:
     """Replicas, which stop, die, and lose their store for a while."""
     drawn = chance.getstate()
 
@@ -82,7 +101,7 @@ async def _several(chance: random.Random) -> None:
     async with open_replicas(make) as replicas, trio.open_nursery() as nursery:
         live = list(await replicas.two())
         nursery.start_soon(_trouble, chance, replicas, live)
-        await _let_loose(chance, Heard(), live, chance.choice((20, 60)))
+        await _let_loose(chance, heard, live, chance.choice((20, 60)))
         nursery.cancel_scope.cancel()
 
 
@@ -205,7 +224,7 @@ def make_server(chance: random.Random) -> Server:
         return "waited"
 
     @server.tool(pages=True)
-    def paged(count: int) -> Iterator[Json]:
+    async def paged(count: int) -> AsyncIterator[Json]:  # a thread would know no virtual time
         for n in range(count):
             yield {"row": n}
 
@@ -289,6 +308,8 @@ class Heard:
     """The last names that all clients were told: they use those of others, too."""
 
     def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()  # of each kind
+        self.digest = 0
         self._told: list[Told] = []
 
     def note(self, principal: str, message: Json) -> None:
@@ -301,10 +322,12 @@ class Heard:
             self._add(principal, "request", {k: params[k] for k in ("requestId", "resumeToken")})
         if "nextResumeToken" in result:
             self._add(principal, "page", {"resumeToken": result["nextResumeToken"]})
-        if code := (result.get("_meta") or {}).get("mcp-streams/call"):
+        if code := (result.get("_meta") or {}).get(CALL):
             self._add(principal, "call", {"call": code})
 
     def _add(self, principal: str, kind: str, params: Json) -> None:
+        self.counts[kind] += 1
+        self.digest = zlib.crc32(repr(params).encode(), self.digest)
         self._told.append(Told(principal, kind, params))
         del self._told[:-HEARD_MAX]
 
@@ -385,7 +408,7 @@ class Requests:
             meta["progressToken"] = self._last
         if chance.random() < 0.3:
             key = f"{chance.randrange(6)}".ljust(chance.choice((1, 40)), ".")
-            meta["mcp-streams/idempotencyKey"] = key
+            meta[KEY] = key
         return self._request("tools/call", {"name": tool, "arguments": arguments, "_meta": meta})
 
     def _page(self) -> Json:
@@ -533,17 +556,13 @@ class _Web:
                 self._ask("POST", _answer_to(message))
 
 
-def _lines_of(answer: Answer) -> Sequence[bytes]:
-    return answer.body.splitlines()
-
-
 def _ids_in(answer: Answer) -> list[str]:
-    return [line[4:].decode() for line in _lines_of(answer) if line.startswith(b"id: ")]
+    return answer.ids if answer.headers.get("content-type") == EVENTS else []
 
 
 def _messages_in(answer: Answer) -> list[Json]:
     found = []
-    for line in _lines_of(answer):
+    for line in answer.body.splitlines():
         with suppress(msgspec.DecodeError):  # another field, or only a part
             found.append(msgspec.json.decode(line.removeprefix(b"data: "), type=dict))
     return found

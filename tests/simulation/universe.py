@@ -83,7 +83,7 @@ def simulate(seed: int, *, is_shared: bool = False, is_traced: bool = False) -> 
         tempfile.TemporaryDirectory(dir=folder) as directory,
     ):
         clock = MockClock(autojump_threshold=0)
-        _decide_everything(patch, clock, seed)
+        decide_everything(patch, clock, seed)
         # A client handles all that its pongs confirm at once, instead of some lines at a time.
         patch.setattr("transports.lines.LINES_MAX", math.inf)
         for limit in ("RUNS_BYTES", "RUNS_BYTES_MAX", "STREAM_BYTES_MIN"):
@@ -100,7 +100,7 @@ def simulate(seed: int, *, is_shared: bool = False, is_traced: bool = False) -> 
     )
 
 
-def _decide_everything(patch: pytest.MonkeyPatch, clock: MockClock, seed: int) -> None:
+def decide_everything(patch: pytest.MonkeyPatch, clock: MockClock, seed: int) -> None:
     """Let the seed decide all other random choices: the order of tasks, ids, jitter, wall time."""
     dice = random.Random(f"ids of {seed}")
     patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)

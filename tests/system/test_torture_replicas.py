@@ -20,21 +20,27 @@ PATIENCE_S = 240.0
 FAULTY = f"{HERE / 'faulty_torture_server.py'}:server"
 WRONG = ("lost", "twice", "misordered", "damaged", "run_twice", "gaps")
 
-_PROGRAM = (
-    "import sys; from pathlib import Path; from streams.cli.selftest import replicas; "
-    "settings = replicas.Settings({settings}); "
-    "sys.exit(replicas.run(settings, keep=Path(sys.argv[1]), as_json={as_json}))"
+
+def torture(
+    settings: str, *, first: str = "", keep: str = "Path(sys.argv[1])", as_json: bool = False
+) -> tuple[str, ...]:
+    """`mcp-streams torture --replicas`, with short calls and with what the command cannot set."""
+    return (
+        sys.executable,
+        "-c",
+        "import sys; from pathlib import Path; from streams.cli.selftest import replicas; "
+        f"{first}settings = replicas.Settings({settings}, call_s=(2.0, 6.0)); "
+        f"sys.exit(replicas.run(settings, keep={keep}, as_json={as_json}))",
+    )
+
+
+ALL_FAULTS = torture("3, 1.0, 7, times=2, streams=12")
+ELSEWHERE = torture("2, 1.0, 1, ['kill'], 1, 4, app=sys.argv[2]", as_json=True)
+IN_A_PATH = torture(
+    "2, 1.0, 1, ['rolling'], 1, 4",
+    first="from streams.cli.selftest.replicas import processes; processes.PATH = sys.argv[1]; ",
+    keep="None",
 )
-
-
-def program(settings: str, *, as_json: bool) -> tuple[str, ...]:
-    """`mcp-streams torture --replicas`, with settings that the command does not have."""
-    return sys.executable, "-c", _PROGRAM.format(settings=settings, as_json=as_json)
-
-
-BRIEF = "call_s=(2.0, 6.0)"
-QUICKLY = program(f"3, 1.0, 7, times=2, streams=12, {BRIEF}", as_json=False)
-ELSEWHERE = program(f"2, 1.0, 1, ['kill'], 1, 4, app=sys.argv[2], {BRIEF}", as_json=True)
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +51,6 @@ def store() -> None:
         lacking(str(error))
 
 
-def torture(*words: str, within_s: float = PATIENCE_S) -> Any:
-    return run("torture", "--replicas", *words, within_s=within_s)
-
-
 def rows_of(kept: Path) -> dict[str, Any]:
     report = json.loads((kept / REPORT).read_bytes())
     return {row["fault"]: row for row in report["rows"]}
@@ -56,7 +58,7 @@ def rows_of(kept: Path) -> dict[str, Any]:
 
 def test_nothing_is_lost_by_any_fault(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    done = run(str(kept), command=QUICKLY, within_s=PATIENCE_S)
+    done = run(str(kept), command=ALL_FAULTS, within_s=PATIENCE_S)
     assert done.returncode == 0, done
     rows = rows_of(kept)
     assert rows.keys() == FAULTS.keys()
@@ -102,17 +104,11 @@ def test_ctrl_c_ends_the_faults_and_the_calls_come_to_their_ends(tmp_path: Path)
 
 
 def test_without_haproxy_clients_choose_replicas_and_it_says_so(tmp_path: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; from streams.cli.selftest import replicas; "
-        "from streams.cli.selftest.replicas import processes; processes.PATH = sys.argv[1]; "
-        f"settings = replicas.Settings(2, 1.0, 1, ['rolling'], 1, 4, {BRIEF}); "
-        "sys.exit(replicas.run(settings, keep=None, as_json=False))"
-    )
     folder = tmp_path / "programs"
     folder.mkdir()
     path, _ = processes.store_program()
     (folder / "valkey-server").symlink_to(path)
-    done = run(str(folder), command=(sys.executable, "-c", program), within_s=PATIENCE_S)
+    done = run(str(folder), command=IN_A_PATH, within_s=PATIENCE_S)
     assert done.returncode == 0, done
     assert "There is no haproxy: the clients choose replicas themselves" in done.stderr
     assert "no balancer" in done.stdout

@@ -7,7 +7,7 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import Call, Limits, Server, StreamsError
+from streams import Call, Limits, Server
 from streams.errors import Ended, Unavailable
 from tests.rigs.server import (
     PLAIN,
@@ -15,6 +15,7 @@ from tests.rigs.server import (
     RESIDENT_MAX,
     STREAMS,
     Steps,
+    flood,
     methods,
     named,
     open_house,
@@ -205,17 +206,12 @@ async def test_a_shielded_sender_that_waits_for_room_hears_of_the_end(
     heard: list[Exception] = []
 
     @server.tool
-    async def flood(call: Call) -> None:
-        with trio.CancelScope(shield=True):
-            try:
-                while True:
-                    await call.log("info", "more")
-            except StreamsError as error:
-                heard.append(error)
+    async def send(call: Call) -> None:
+        heard.append(await flood(call))
 
     async with open_house(server) as house:
         talker = await house.dial()
-        stream = await talker.begin(1, "flood")
+        stream = await talker.begin(1, "send")
         await talker.leave()
         await trio.sleep(MAX_S + 1)
         assert [type(each) for each in heard] == [Ended]
@@ -242,19 +238,15 @@ async def test_no_shielded_handler_waits_for_a_server_that_has_shut_down(
                     heard.append(error)
 
     @server.tool(restart=True)
-    async def flood(call: Call) -> None:
-        with trio.CancelScope(shield=True):
-            try:
-                while True:
-                    await call.log("info", "more")
-            except Unavailable as error:
-                heard.append(error)
+    async def send(call: Call) -> None:
+        heard.append(await flood(call))
 
     async with open_house(server) as house:
-        for n, tool in enumerate(("save", "flood")):
+        for n, tool in enumerate(("save", "send")):
             talker = await house.dial()
             await talker.begin(n, tool)
             await talker.leave()
+    assert [type(each) for each in heard] == [Unavailable] * 2
     assert [str(each) for each in heard] == [
         "The server has shut down: nothing more is stored."
     ] * 2

@@ -16,7 +16,7 @@ from streams.engine.events import CallReleased
 from streams.engine.leases import BEATS, GONE
 from streams.engine.outbox import SENT_S
 from streams.engine.rerun import MISSING_LEASES
-from streams.errors import Fenced, JournalError, StoreAway, StreamsError
+from streams.errors import Fenced, JournalError, StoreAway
 from streams.journal.contract import Post
 from streams.journal.records import Change, Outcome
 from tests.rigs import idempotency
@@ -27,6 +27,7 @@ from tests.rigs.server import (
     STREAMS,
     Json,
     Talker,
+    flood,
     methods,
     named,
     reason,
@@ -904,15 +905,10 @@ async def test_a_shielded_sender_waits_for_no_room_in_a_call_that_another_replic
         stream = await (await ours.dial()).begin(1, "again")
         heard: list[type[Exception]] = []
 
-        async def flood(call: Call) -> None:
-            with trio.CancelScope(shield=True):
-                try:
-                    while True:
-                        await call.log("info", "more")
-                except StreamsError as error:
-                    heard.append(type(error))
+        async def send(call: Call) -> None:
+            heard.append(type(await flood(call)))
 
-        ours.again.do(flood)
+        ours.again.do(send)
         await trio.sleep(1)
         replicas.kill_store(ours)
         await trio.sleep(TAKEN_S)

@@ -17,7 +17,7 @@ from streams.errors import CallFailed, CallLost, CannotConnect, ClientError, Str
 from streams.exchange import Dialer
 from streams.protocol.ticket import Ticket
 
-CALL_S: Final = (5.0, 30.0)  # how long a call takes without a fault
+CALL_S: Final = (5.0, 30.0)
 PER_SECOND: Final = 3.0  # messages of one call
 # A restarted tool repeats, silently and at its pace, what it did since its last checkpoint. That is
 # no silence of the servers, so it is kept short.
@@ -39,8 +39,9 @@ class User:
         dialer: Dialer,
         books: Books,
         dice: Random,
-        call_s: tuple[float, float] = CALL_S,
+        call_s: tuple[float, float],
     ) -> None:
+        """A call takes `call_s`, from and to, without a fault."""
         self.is_calling = True
         self._call_s = call_s
         self._name = name
