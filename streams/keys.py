@@ -174,7 +174,7 @@ class Keyring:
 
         A name has 128 bits and is not secret. Without a key, it reveals nothing of the stream's id.
         """
-        return [name_of(_hash(key, stream_id).decode()) for key in self._keys]
+        return _names(self._keys, stream_id)
 
     def call_names(self, scope: str, key: str) -> list[bytes]:
         """The names by which the call with an idempotency key is found, one with each of the keys.
@@ -215,6 +215,11 @@ class Keyring:
         for key in self._keys:
             is_match |= hmac.compare_digest(_hash(key, stream_id), given)
         return is_match
+
+
+@functools.lru_cache(maxsize=1024)  # a call with event ids needs them twice
+def _names(keys: Sequence[bytes], stream_id: str) -> list[bytes]:
+    return [name_of(_hash(key, stream_id).decode()) for key in keys]
 
 
 def name_of(token: str) -> bytes:

@@ -161,11 +161,22 @@ class _Named:
 
     __slots__ = ("granted", "key", "stream")
 
-    def __init__(self, stream: str, key: str) -> None:
+    def __init__(self, stream: str) -> None:
         self.stream = stream
-        self.key = key  # of its event ids, made with the newest key of the keyring
+        self.key = ""  # of its event ids, made with the newest key of the keyring
         # The responses, by the names of their grants; "" for the original request's.
         self.granted: dict[str, Granted] = {}
+
+
+class _Given:
+    """A stream of which some sessions have, or may claim, event ids."""
+
+    __slots__ = ("holders", "keys")
+
+    def __init__(self) -> None:
+        self.holders: set[HttpSession] = set()
+        # Of its event ids, made with all keys that the keyring has had meanwhile, the newest first.
+        self.keys: tuple[str, ...] = ()
 
 
 class Sessions:
@@ -188,7 +199,7 @@ class Sessions:
         self._by_key: dict[str, HttpSession] = {}  # in the order of their last use
         self._of_principal: dict[str, dict[str, HttpSession]] = {}  # of each, by their keys
         self._saved: dict[str, SessionRecord] = {}
-        self._holders: dict[str, set[HttpSession]] = {}  # those with event ids of each stream
+        self._given: dict[str, _Given] = {}  # by stream
         # Streams from the journal, by the keys of their event ids. Their principals may have
         # several sessions, and which of these had the response is not known.
         self._unclaimed: dict[str, Stream] = {}
@@ -238,7 +249,7 @@ class Sessions:
             if owner.is_anonymous:
                 self._name(owner, stream.id).granted.setdefault("", Granted(None))
             else:
-                self._unclaimed |= dict.fromkeys(self._keyring.event_keys(stream.id), stream)
+                self._unclaimed |= dict.fromkeys(self._give(stream.id).keys, stream)
                 break
         for grant in grants:
             if session := self._by_key.get(grant.session):
@@ -470,7 +481,7 @@ class Sessions:
         if theirs.pop(session.key, None) and not theirs:
             del self._of_principal[session.principal]
         for named in session.streams.values():
-            self._holders[named.stream].discard(session)
+            self._given[named.stream].holders.discard(session)
 
     def __iter__(self) -> Iterator[HttpSession]:
         return iter(list(self._by_key.values()))
@@ -508,13 +519,17 @@ class Sessions:
         return f"{named.key}_%d{name and '_'}{name}".encode()
 
     def _name(self, session: HttpSession, stream_id: str) -> _Named:
-        keys = self._keyring.event_keys(stream_id)
-        named = session.streams.get(keys[0])
-        if named is None:
-            named = _Named(stream_id, keys[0])
-            session.streams |= dict.fromkeys(keys, named)
-            self._holders.setdefault(stream_id, set()).add(session)
+        given = self._give(stream_id)
+        named = session.streams.get(given.keys[-1]) or _Named(stream_id)
+        named.key = given.keys[0]
+        session.streams |= dict.fromkeys(given.keys, named)
+        given.holders.add(session)
         return named
+
+    def _give(self, stream_id: str) -> _Given:
+        given = self._given.setdefault(stream_id, _Given())
+        given.keys = tuple(dict.fromkeys([*self._keyring.event_keys(stream_id), *given.keys]))
+        return given
 
     def _grant(
         self, session: HttpSession, named: _Named, delivery: Delivery, reply_id: RequestId
@@ -567,14 +582,11 @@ class Sessions:
 
     def forget(self, stream: Stream) -> None:
         """A stream has left memory, and with it the rights to resume it there."""
-        if not self._unclaimed and stream.id not in self._holders:
-            return  # without making its keys
-        keys = self._keyring.event_keys(stream.id)
-        for key in keys:
-            self._unclaimed.pop(key, None)
-        for session in self._holders.pop(stream.id, ()):
-            for key in keys:
-                session.streams.pop(key, None)
+        if (given := self._given.pop(stream.id, None)) is not None:
+            for key in given.keys:
+                self._unclaimed.pop(key, None)
+                for session in given.holders:
+                    session.streams.pop(key, None)
 
 
 class SessionEventIds:

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from streams.keys import Keyring
 from streams.limits import Limits
 from streams.protocol.extension import KEY
 from streams.server.patience import CALL
+from streams.webhooks.sender import Answer as Posted
 from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import (
     EXTENDED,
@@ -44,6 +46,7 @@ from tests.rigs.server import (
     open_house,
 )
 from tests.rigs.web import BOTH, EVENTS, JSON, LINES, Answer, Browser
+from tests.rigs.webhooks import URL, queue, sending, virtual
 from tests.simulation.universe import Report, decide_everything
 from transports.memory import Cable
 
@@ -82,11 +85,25 @@ async def _one(chance: random.Random, heard: "Heard") -> None:
     server, keyring = make_server(chance), Keyring.load(None)
     journal: MemoryJournal = SlowJournal(chance)
     patience = _patience(chance)
+    tells = chance.random() < 0.5
     for _ in range(chance.choice((1, 2, 3))):
-        async with open_house(server, journal=journal, keyring=keyring, patience=patience) as house:
-            await _let_loose(chance, heard, [house], chance.choice((10, 40)))
+        hooks = queue(URL, clock=virtual) if tells else None
+        opened = open_house(
+            server, journal=journal, keyring=keyring, patience=patience, hooks=hooks
+        )
+        async with opened as house, sending(journal, partial(_receive, chance, heard), hooks):
+            await _let_loose(chance, heard, [house], keyring, chance.choice((10, 40)))
         if chance.random() < 0.5:
             journal = house.as_after_a_crash()
+
+
+async def _receive(chance: random.Random, heard: "Heard", *what: Any) -> Posted:
+    """Answer a webhook."""
+    heard.counts["webhook"] += 1
+    await trio.sleep(20 * chance.random() ** 3)
+    if chance.random() < 0.2:
+        raise OSError("nobody is there")
+    return Posted(chance.choice((204, 204, 410, 500)))
 
 
 async def _several(chance: random.Random, heard: "Heard") -> None:
@@ -101,7 +118,7 @@ async def _several(chance: random.Random, heard: "Heard") -> None:
     async with open_replicas(make) as replicas, trio.open_nursery() as nursery:
         live = list(await replicas.two())
         nursery.start_soon(_trouble, chance, replicas, live)
-        await _let_loose(chance, heard, live, chance.choice((20, 60)))
+        await _let_loose(chance, heard, live, replicas.keyring, chance.choice((20, 60)))
         nursery.cancel_scope.cancel()
 
 
@@ -127,11 +144,16 @@ async def _trouble(chance: random.Random, replicas: Replicas, live: list[Replica
 
 
 async def _let_loose(
-    chance: random.Random, heard: "Heard", houses: Sequence[House], for_s: float
+    chance: random.Random,
+    heard: "Heard",
+    houses: Sequence[House],
+    keyring: Keyring,
+    for_s: float,
 ) -> None:
     with trio.move_on_after(for_s):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_operate, chance, heard, houses)
+            nursery.start_soon(_change_keys, chance, keyring, houses)
             for _ in range(chance.choice((2, 4, 6))):
                 visit = chance.choice((_visit, _browse))
                 nursery.start_soon(_come_and_go, visit, chance, heard, houses)
@@ -149,6 +171,17 @@ async def _operate(chance: random.Random, heard: "Heard", houses: Sequence[House
             stream = await engine.operations.load_call(name)
             if stream is not None and not (stream.state.is_ended or stream.state.is_tombstone):
                 engine.operations.stop(stream, is_told=True)
+
+
+async def _change_keys(chance: random.Random, keyring: Keyring, houses: Sequence[House]) -> None:
+    """An operator adds keys, and removes older ones, whose tokens are void then."""
+    keys: list[bytes] = []
+    while True:
+        keys = [chance.randbytes(32), *keys[: chance.choice((0, 1, 2))]]
+        keyring.change_to(Keyring(keys))
+        for house in list(houses):
+            await house.running.engine.use_new_keys()
+        await trio.sleep(20 * chance.random())
 
 
 async def _come_and_go(

@@ -83,6 +83,46 @@ async def test_event_ids_under_an_older_key_stay_valid(
         nursery.cancel_scope.cancel()
 
 
+async def test_event_ids_stay_valid_when_a_running_server_gets_a_newer_key(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    older, newer = b"o" * 32, b"n" * 32
+    keyring = Keyring([older])
+    async with (
+        open_house(server, keyring=keyring) as house,
+        browsing(house, EXTENDED) as browser,
+    ):
+        first = await browser.call(1, "step")
+        stream = first.events[1][1]["params"]["stream"]["streamId"]
+        keyring.change_to(Keyring([newer, older]))
+        await house.running.engine.use_new_keys()
+        second = await browser.post(2, "stream/resume", streamId=stream)
+        third = await browser.go_on(first.ids[0])
+        steps.finish()
+        await wait_all_tasks_blocked()
+        assert second.ids[0].partition("_")[0] != first.ids[0].partition("_")[0]
+        [_, _, (_, answer), _] = third.events
+        assert text_of(answer) == "done"
+
+
+async def test_a_session_ends_after_the_keys_of_its_event_ids_were_removed(
+    autojump_clock: MockClock,
+) -> None:
+    limits = Limits(streams_per_principal_max=1)
+    server = Server("tested", announce_after_s=0, limits=limits)
+    steps = Steps(server)
+    keyring = Keyring([b"o" * 32])
+    async with open_house(server, keyring=keyring) as house, browsing(house, PLAIN) as browser:
+        await browser.call(1, "step")
+        steps.finish()
+        await wait_all_tasks_blocked()
+        keyring.change_to(Keyring([b"n" * 32]))
+        await house.running.engine.use_new_keys()
+        await browser.call(2, "step")  # makes the server forget the first
+        assert (await browser.fetch("DELETE")).status == 200
+        assert (await browser.post(3, "ping")).status == 404
+
+
 async def test_a_deleted_session_ends_what_nobody_has_a_token_for(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
