@@ -24,6 +24,7 @@ from streams.protocol.ticket import Ticket
 
 POLL_EVERY_S: Final = 0.02
 PIPE, TCP = "limit: pipe", "limit: TCP"
+PIPE_KEPT = "limit: pipe, the reader keeps all"
 STDIO, WEBSOCKET, HTTP, EVENTS = "stdio", "WebSocket mcp-streams.v1", "HTTP x-ndjson", "HTTP SSE"
 
 # Each of our transports: the row it is compared with, and its raw reader.
@@ -72,15 +73,17 @@ async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
 
 
 def _limits(plan: Plan) -> list[Subject]:
-    async def rate(kind: str, size: int) -> float:
-        found = await trio.to_thread.run_sync(raw.LIMITS[kind], plan.limit_bytes)
-        return found / size
+    async def rate(kind: str, total: int, size: int) -> float:
+        return await trio.to_thread.run_sync(raw.LIMITS[kind], total) / size
 
-    return [
-        Subject(name, size, partial(rate, kind, size), role="limit")
-        for size in plan.counts
-        for name, kind in ((PIPE, "pipe"), (TCP, "tcp"))
-    ]
+    found = []
+    for size, count in plan.counts.items():
+        for name, kind in ((PIPE, "pipe"), (TCP, "tcp")):
+            measure = partial(rate, kind, plan.limit_bytes, size)
+            found.append(Subject(name, size, measure, role="limit"))
+        measure = partial(rate, "pipe, all kept", count * size, size)
+        found.append(Subject(PIPE_KEPT, size, measure, of=PIPE, role="limit"))
+    return found
 
 
 def _ours(servers: Mapping[str, Served], count: int, size: int) -> list[Subject]:
