@@ -93,6 +93,7 @@ class Session:
         self.has_changed = False  # its subscriptions, since it was stored
         self._answers: dict[RequestId, trio.MemorySendChannel[Message]] = {}  # of `ask`
         self.on_end: Callable[[], None] = _nothing  # called when the session has ended
+        self.is_over = False
         # Called for each notice: by the connection that is the whole session, if there is one.
         self.on_notice: Callable[[], None] = _nothing
         self.on_change: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint  # see `save`
@@ -157,6 +158,7 @@ class Session:
         Its callbacks lead back to it. Dropping them frees it and its connection now: of a thousand
         clients that come and go, the garbage collector would have to find the cycles.
         """
+        self.is_over = True
         on_end, self.on_end, self.on_notice = self.on_end, _nothing, _nothing
         on_end()
 

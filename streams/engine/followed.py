@@ -118,7 +118,7 @@ class FollowedStream(Stream):
         self.state.follow(record)
         self._forget_stored()
         if self.state.is_tombstone:
-            self._forget_questions()
+            self.forget_questions()
             if self.delivery is not None:
                 self.delivery.fail(refusal(record.outcome.value))
         elif self.delivery is not None:
@@ -205,7 +205,7 @@ class FollowedStream(Stream):
             self.state.questions[request_id] = question
             self._answers[request_id] = Answer(self)
 
-    def _forget_questions(self) -> None:
+    def forget_questions(self) -> None:
         for request_id in self.state.questions:
             self._answers.pop(request_id, None)
         self.state.questions.clear()

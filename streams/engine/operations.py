@@ -433,7 +433,8 @@ class Operations:
         if stream is not None and self._streams.replicas is not None:
             # Another replica may have granted the response.
             grants = await self._journal.grants(stream.id)
-            self._streams.sessions.load(stream, grants)
+            if self._streams.here(stream.id) is stream:  # else nobody would forget it
+                self._streams.sessions.load(stream, grants)
             _check_confirmed(stream, seq)
 
     def has_more(self, session: Session, event: EventId) -> bool:

@@ -232,6 +232,7 @@ class Replicas:
 
     def _leave(self, stream: FollowedStream) -> None:
         del self._followed[stream.id]
+        stream.forget_questions()
         self._streams.sessions.forget(stream)
 
     async def _unfollow(self, stream_id: str) -> None:

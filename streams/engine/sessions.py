@@ -210,6 +210,7 @@ class Sessions:
         self.has_waited: Callable[[], Awaitable[bool]]  # see `Others.has_waited`
         # The same of a standing stream that has opened, with when it did, in wall time.
         self.on_listening: Callable[[str, float], None] = lambda key, at: None
+        self._ending: Counter[str] = Counter()  # sessions whose end is not durable yet
         self._saving: Counter[str] = Counter()  # how many changes of a session are not durable yet
         # The sessions that another replica may have changed, with the number of the change.
         self._doubtful: dict[str, int] = {}
@@ -320,7 +321,8 @@ class Sessions:
             held.refresh(record)
 
     async def _read(self, key: str) -> SessionRecord | None:
-        return await surely(partial(self._journal.session, key), self.has_waited)
+        record = await surely(partial(self._journal.session, key), self.has_waited)
+        return None if self._ending[key] else record
 
     def doubt(self) -> None:
         """News were lost: look each session up when it is used next."""
@@ -460,9 +462,13 @@ class Sessions:
 
         It may be over already: a client may have ended it twice at once.
         """
-        self._committer.add(DropSession(session.key))
+        self._ending[session.key] += 1
+        self._committer.when_settled(partial(self._ended, session.key), DropSession(session.key))
         if (held := self._by_key.get(session.key)) is not None:
             self._end_here(held)
+
+    def _ended(self, key: str) -> None:
+        self._ending -= Counter([key])
 
     def _end_here(self, session: HttpSession) -> None:
         self._leave(session)

@@ -43,6 +43,8 @@ ENDED_MAX: Final = 1000  # responses of a stream that are known to be ended; the
 # to be told with an interim answer, and no client is sent it.
 UNHEARD: Final = "mcp-streams/unheard"
 
+READERS_MAX: Final = 100  # clients that were sent a request which has no answer
+
 _T = TypeVar("_T")
 
 
@@ -156,9 +158,16 @@ class Answer:
 
     def __init__(self, stream: "Stream") -> None:
         self.stream = stream
-        self.readers: set[Reader] = set()  # the clients that the request was sent to
+        # The names of the clients that the request was sent to, the oldest go first.
+        self.readers: dict[str, None] = {}
         self._is_here = trio.Event()
         self._message: Message | None = None
+
+    def sent_to(self, reader: str) -> None:
+        """The client of this name may answer."""
+        self.readers[reader] = None
+        if len(self.readers) > READERS_MAX:
+            del self.readers[next(iter(self.readers))]
 
     def give(self, message: Message) -> None:
         """Hand over the client's answer."""
@@ -529,6 +538,7 @@ class Stream:
     def lose(self) -> None:
         """Another replica has the stream now: its handler waits for nothing here any more."""
         self.is_lost = True
+        self._forget_reopened()
         self.notify()
 
     def _check_owned(self) -> None:
@@ -599,6 +609,12 @@ class Stream:
                 self._answers[request_id] = answer
                 self.state.questions[request_id] = question
 
+    def _forget_reopened(self) -> None:
+        """Requests of an earlier run that the handler has not sent again want no answer."""
+        for request_id, answer in self._rerun_answers.items():
+            if self._answers.get(request_id) is answer:
+                del self._answers[request_id]
+
     async def run_again(self) -> None:
         """Begin the next run of a call whose child process has died, in a live server.
 
@@ -660,6 +676,7 @@ class Stream:
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=bool(why), at=wall())
         self._is_over()
+        self._forget_reopened()
         self.notify()  # a sender that waits for room in vain
         if self._events.is_heard:
             self._events.ended(self, why)
@@ -734,7 +751,7 @@ class Stream:
         assert reader is not None
         for request_id, question in self.state.questions.items():
             if question.seq <= seq:
-                self._answers[request_id].readers.add(reader)
+                self._answers[request_id].sent_to(reader.name)
 
     @property
     def numbered(self) -> int:
@@ -759,7 +776,7 @@ class Stream:
         """Whether the client of this session was sent the request, or is attached now."""
         delivery = self.delivery
         is_attached = delivery is not None and delivery.reader.name == session
-        return is_attached or any(reader.name == session for reader in answer.readers)
+        return is_attached or session in answer.readers
 
     def pass_answer(self, session: str, seq: int, message: Message) -> bool:
         """Let the owner decide about a client's answer to the request at `seq`.
@@ -793,6 +810,7 @@ class Stream:
         was_live = self.state.outcome is LIVE
         change = self.state.close(event, self.record.fence, at=wall())
         self._is_over()
+        self._forget_reopened()
         self.notify()  # as in `_end`
         if was_live and self._events.is_heard:
             self._events.ended(self, why or change.outcome.value)
@@ -825,7 +843,7 @@ class Stream:
         `by` is the number of the delivery that shows it, or 0 for the cursor of a new request.
         The delivered mark never passes the attached delivery. Only this method and `hand` move it.
         """
-        if not self.is_evicted and self.state.deliver(seq):
+        if not (self.is_evicted or self.is_lost) and self.state.deliver(seq):
             self._delivered(by)
             self.make_use_of_room()
 

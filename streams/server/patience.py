@@ -159,10 +159,16 @@ class _Asked(msgspec.Struct, eq=False):
     due_at: float = math.inf  # in trio's time
     told: set[Reader] = msgspec.field(default_factory=set)  # clients that had an interim answer
     followers: set[Stream] = msgspec.field(default_factory=set)
+    has_begun: bool = False  # its handler runs, and removes it
     is_unwanted: bool = False  # its own client has cancelled, and only followers want it
     ended: trio.Event = msgspec.field(default_factory=trio.Event)
     response: tuple[bytes, bool] | None = None
     failure: Refusal | None = None
+
+    @property
+    def is_void(self) -> bool:
+        """Whether its handler will never run."""
+        return not self.has_begun and self.stream.state.outcome is not Outcome.LIVE
 
     @property
     def deadline(self) -> float:
@@ -237,6 +243,7 @@ class Patience:
             request_id = None if delivery is None else delivery.taker.waiting_id
             client = None if delivery is None else delivery.reader
             asked = self._asked.setdefault(stream, _Asked(stream))
+            asked.has_begun = True
             asked.client, asked.request_id, asked.due_at = client, request_id, due_at
             stream.on_attach, stream.on_displace = self._attached, self._displaced
             self._deadlines.watch(asked)
@@ -502,7 +509,7 @@ class Patience:
             return None
         has_interim = self.settings.patience_s is not None
         only_waits = connection.session.only_waits
-        leader = self._asked.setdefault(stream, _Asked(stream))  # its handler may not have begun
+        leader = self._asked.get(stream) or self._asked_ahead(stream)
         return Run(
             handler=self.watched(partial(self._follow, leader), trio.current_time()),
             progress_token=token,
@@ -510,6 +517,13 @@ class Patience:
             max_s=stream.record.max_s if has_interim or not only_waits else 0.0,
             is_findable=only_waits and has_interim,
         )
+
+    def _asked_ahead(self, stream: Stream) -> _Asked:
+        """Note a call whose handler has not begun; and drop others whose handlers never will."""
+        for void in [each for each in self._asked.values() if each.is_void]:
+            del self._asked[void.stream]
+        asked = self._asked[stream] = _Asked(stream)
+        return asked
 
     async def _follow(self, leader: _Asked, stream: Stream) -> tuple[bytes, bool]:
         self._leaders[stream] = leader
@@ -526,7 +540,7 @@ class Patience:
         finally:
             del self._leaders[stream]
             leader.followers.discard(stream)
-            if leader.stream.state.outcome is not Outcome.LIVE:
+            if leader.is_void:
                 self._asked.pop(leader.stream, None)
             is_last = leader.is_unwanted and not leader.followers
             if is_last and stream.state.outcome is Outcome.CANCELLED:

@@ -107,6 +107,8 @@ class Guests:
     def of(self, session: Session) -> Guest:
         """The guest of a session."""
         guest = self._guests.get(session)
+        if guest is None and session.is_over:  # a request of before its end waited
+            raise Refusal(INVALID_REQUEST, "The session has ended: initialize again.")
         return guest or self._keep(session, self._backend.reopen(SessionInfo.of(session), session))
 
     def detaches(self, session: Session, reason: Any, stream: Stream) -> bool:

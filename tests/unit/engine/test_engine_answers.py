@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
+from streams.engine.stream import READERS_MAX
 from tests.rigs.server import (
     PLAIN,
     POSITIONS,
@@ -311,3 +312,23 @@ async def test_a_plain_client_is_asked_too(server: Server, steps: Steps) -> None
         await talker.answer(1)
     assert steps.answers == [{"says": "plain"}]
     assert said(talker.seen) == ["thanks"]
+
+
+async def test_a_question_remembers_the_newest_of_its_clients(autojump_clock: MockClock) -> None:
+    server = Server("tested", resume_min_s=0)
+    steps = Steps(server)
+    async with open_house(server) as house:
+        talker = await house.dial()
+        stream = await talker.begin(1, "step")
+        steps.ask()
+        await question(talker)
+        for number in range(READERS_MAX + 10):
+            await talker.leave()
+            talker = await house.dial()
+            await talker.ask(number, "stream/resume", **named(stream))
+            asked = await question(talker)
+        [answer] = house.running.engine._streams.answers.values()
+        assert len(answer.readers) == READERS_MAX
+        await give(talker, asked, "newest")
+        await wait_all_tasks_blocked()
+        assert steps.answers == [{"says": "newest"}]

@@ -477,3 +477,50 @@ async def test_the_first_calls_of_a_principal_may_come_at_once(
         await talker.call(1, "step")
     for talker in talkers:
         await talker.announced()
+
+
+# What must not stay
+
+
+async def test_streams_that_another_replica_forgets_leave_room_here(
+    autojump_clock: MockClock,
+) -> None:
+    def make(resident_max: int) -> Server:
+        limits = Limits(streams_max=2, resident_max=resident_max, drained_s=30, tombstone_s=30)
+        return Server("tested", resume_min_s=0, announce_after_s=0, limits=limits)
+
+    async with open_replicas(lambda: make(0)) as replicas:
+        ours, theirs = await replicas.start(), await replicas.start(make(100))
+        for _ in range(4):
+            talker, stream = await begun(ours)
+            await talker.leave()
+            ours.steps.finish()
+            await trio.sleep(LEASE_S)
+            for after in (0, 1):
+                reader = await theirs.dial(POSITIONS)
+                await reader.resume(2, stream, after=after)
+                await reader.leave()
+            await trio.sleep(100)
+            assert not replicas.store.records
+
+
+async def test_questions_of_a_followed_call_go_with_it(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    first, stream = await begun(theirs)
+    theirs.steps.ask()
+    await asked(first)
+    await first.leave()
+    reader = await ours.dial()
+    await reader.ask(2, "stream/resume", **named(stream))
+    await asked(reader)
+    await reader.leave()
+    await trio.sleep(5 * LEASE_S)
+    assert not ours.running.engine._streams.answers
+    assert len(theirs.running.engine._streams.answers) == 1
+
+
+async def asked(talker: Talker) -> Json:
+    """The next question that a client is sent."""
+    return await talker.find(lambda m: m.get("method") == "elicitation/create")

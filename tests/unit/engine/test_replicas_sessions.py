@@ -771,3 +771,52 @@ async def test_an_outage_that_begins_in_a_request_is_waited_out(
     await trio.sleep(3)
     assert answer.status == 200
     assert (await (await elsewhere(theirs, browser)).post(2, "ping")).status == 404
+
+
+async def test_a_request_beside_the_end_of_its_session_does_not_bring_that_back(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours = await replicas.start()
+    browser = await ours.browse(PLAIN)
+    inner = ours.reached.inner
+    commit = inner.commit
+
+    async def commit_slowly(changes: Any) -> Any:
+        await trio.sleep(0.01)
+        return await commit(changes)
+
+    inner.commit = commit_slowly  # type: ignore[method-assign]
+    browser.ask("DELETE")
+    await trio.sleep(0.005)
+    assert (await browser.post(3, "tools/list")).status == 404
+    await trio.sleep(3605)
+    assert (await browser.post(4, "tools/list")).status == 404
+    assert (await inner.sessions())[0] == []
+
+
+async def test_a_stream_that_is_dropped_while_its_grants_are_read_is_not_kept(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours = await replicas.start()
+    inner = ours.reached.inner
+    grants = inner.grants
+
+    async def read_slowly(stream: str) -> Any:
+        await trio.sleep(0.002)
+        return await grants(stream)
+
+    inner.grants = read_slowly  # type: ignore[method-assign]
+    caller = Caller("bearer(tokens, alice)", lambda: math.inf)
+    await ours.browse(PLAIN, caller=caller)  # another session of the same user
+    browser = await ours.browse(PLAIN, caller=caller)
+    answer = await browser.call(1, "step")
+    ours.steps.log("a")
+    await wait_all_tasks_blocked()
+    await answer.hang_up()
+    browser.ask("GET", accept=EVENTS, last_event_id=answer.ids[-1])
+    await trio.sleep(0.001)
+    browser.ask("DELETE")
+    await trio.sleep(1000)
+    sessions = ours.running.engine.sessions
+    assert not sessions._given
+    assert not sessions._unclaimed

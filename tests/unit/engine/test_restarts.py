@@ -22,6 +22,7 @@ from tests.rigs.server import (
     Json,
     Talker,
     methods,
+    named,
     open_house,
     reason,
     said,
@@ -529,3 +530,23 @@ async def test_a_plain_function_goes_on_as_well(lives: Lives) -> None:
         await talker.say({"id": asked["id"], "result": {}})
         assert text_of(await talker.answer(1)) == "at 1"
         assert counts(talker.seen) == [1, 2]
+
+
+async def test_questions_of_a_run_before_do_not_outlive_the_call(
+    lives: Lives, autojump_clock: MockClock
+) -> None:
+    async def asks(call: Call) -> None:
+        await call.request("elicitation/create", {"message": "?"})
+
+    async with lives.house(asks) as house:
+        talker, stream = await begin(house)
+        await talker.find(lambda m: m.get("method") == "elicitation/create")
+        lives.die(house)
+    async with lives.house(forever) as house:
+        talker = await house.dial(POSITIONS)
+        await talker.ask(2, "stream/resume", **named(stream))
+        await wait_all_tasks_blocked()
+        assert len(house.running.engine._streams.answers) == 1
+        await talker.tell("notifications/cancelled", requestId=1)
+        await wait_all_tasks_blocked()
+        assert not house.running.engine._streams.answers

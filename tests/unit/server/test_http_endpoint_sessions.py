@@ -7,6 +7,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Server
 from streams.keys import Keyring
 from streams.limits import DAY_S, Limits
+from streams.turns import LARGE_BYTES
 from tests.rigs.server import (
     EXTENDED,
     PLAIN,
@@ -227,3 +228,26 @@ async def test_of_one_stream_the_latest_responses_can_go_on(
             await resumed[-1].hang_up()
         statuses = [(await browser.go_on(each.ids[0])).status for each in resumed]
         assert statuses == [400, 400, *[200] * 16]
+
+
+async def test_a_request_that_waits_while_its_session_ends_opens_no_other_conversation(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested")
+
+    @server.tool
+    async def echo(text: str) -> str:
+        return text
+
+    call = {"name": "echo", "arguments": {"text": "x" * 2 * LARGE_BYTES}}
+    async with open_house(server) as house:
+        for turns in range(10):
+            async with browsing(house, PLAIN) as browser:
+                browser.ask(
+                    "POST", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+                )
+                for _ in range(turns):
+                    await trio.lowlevel.checkpoint()
+                browser.ask("DELETE")
+                await trio.sleep(10)
+        assert not house.running._guests._guests

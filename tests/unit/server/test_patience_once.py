@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import Limits, Server
+from streams import Call, Limits, Server
 from streams.backends import PatienceSettings
 from streams.errors import Refusal
 from streams.keys import Keyring
@@ -451,3 +451,59 @@ async def test_one_who_joins_gets_progress_and_the_questions_of_a_client_that_is
         rig.steps.finish()
         assert text_of(await second.answer(9)) == "done"
         assert rig.steps.answers == [{"action": "accept"}]
+
+
+async def test_calls_that_are_cancelled_before_they_begin_are_not_kept(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested")
+
+    @server.tool
+    async def step(n: int) -> None:
+        await trio.sleep_forever()
+
+    def call(id: int, n: int) -> Json:
+        params = {"name": "step", "arguments": {"n": n}}
+        return {"id": id, "method": "tools/call", "params": params}
+
+    def cancel(id: int) -> Json:
+        return {"method": "notifications/cancelled", "params": {"requestId": id}}
+
+    async with open_house(server, patience=ONCE) as house:
+        talker = await house.dial(PLAIN, USER)
+        for n in range(10):
+            one, two = 2 * n, 2 * n + 1
+            await talker.say(call(one, n), call(two, n), cancel(two), cancel(one))
+            await wait_all_tasks_blocked()
+        assert len(house.running._backend._asked) <= 1  # type: ignore[attr-defined]
+
+
+async def test_a_call_that_failed_and_still_cleans_up_can_be_resumed(
+    autojump_clock: MockClock,
+) -> None:
+    limits = Limits(unsent_entries_max=3)
+    server = Server("tested", resume_min_s=0, announce_after_s=0, limits=limits)
+    go = trio.Event()
+
+    @server.tool(overflow="fail")
+    async def step(call: Call) -> None:
+        await go.wait()
+        try:
+            while True:
+                await call.log("info", "more")
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(100)
+
+    async with open_house(server, patience=ONCE) as house:
+        first = await house.dial(STREAMS, USER)
+        stream = await first.begin(1, "step")
+        second = await house.dial(STREAMS, USER)
+        await second.call(2, "step")
+        await wait_all_tasks_blocked()
+        await first.leave()
+        go.set()
+        await trio.sleep(5)
+        third = await house.dial(STREAMS, USER)
+        await third.resume(3, stream)
+        assert await third.request(4, "ping") == {}
