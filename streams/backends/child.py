@@ -211,13 +211,12 @@ class ChildBackend:
         caller = CallerInfo.kept_as(stream.record.principal, restart.caller)
         session = Session(caller.name)
         session.client = caller.client
+        return partial(self._restart, session, params.name)
+
+    async def _restart(self, session: Session, tool: str, stream: Stream) -> tuple[bytes, bool]:
+        """Run a call that was running when this process died, on a child of its own."""
         guest = _Guest(self, SessionInfo.of(session), session)
         guest.session = session
-        return partial(self._restart, guest, params.name)
-
-    async def _restart(self, guest: "_Guest", tool: str, stream: Stream) -> tuple[bytes, bool]:
-        """Run a call that was running when this process died, on a child of its own."""
-        assert guest.session is not None
         supervisor = guest.supervisor
         supervisor.take_over()
         supervisor.enter()

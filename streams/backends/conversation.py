@@ -369,9 +369,11 @@ class Conversation:
         if self._later and not self._answered:
             self._nursery.start_soon(self._flush_later)  # after the handler has given its answer
         self._room.unpark_all()
-        for item in exchange.inbox:
-            if isinstance(item, tuple) and item[0].id is not msgspec.UNSET:
-                self._attribution.questions.pop(item[0].id, None)  # type: ignore[arg-type]
+        # Also of those that it has taken, and has not asked.
+        asked = self._attribution.questions
+        for its_id in [each for each, of in asked.items() if of is exchange]:
+            if its_id not in exchange.questions:
+                del asked[its_id]
         exchange.inbox.clear()
 
     def _cancel(self, exchange: Exchange) -> None:

@@ -358,6 +358,8 @@ class Supervisor:
         if child is not None and child.is_alive:
             child.is_ending = True
             self._nursery.start_soon(child.process.stop, self._settings.stop_timeout_s)
+        elif self.is_over:  # no child of it will ever leave
+            self._places.supervisors.pop(self, None)
 
     async def stop(self) -> None:
         """End the child, and wait until it has ended."""
