@@ -12,6 +12,7 @@ whole, in memory order.
 import contextlib
 import enum
 import gc
+import itertools
 import json
 import math
 import re
@@ -21,7 +22,7 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import msgspec
 
-from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, Refusal, refusal
 
 # An id keeps its JSON type: "1" is not 1. Only an error response may have the id null, where the
 # request's id could not be read.
@@ -34,7 +35,11 @@ LEADING_BYTES_MAX: Final = 1024  # of a message that is too large: its id is sea
 # Each takes 60 bytes of memory or more, and up to 0.3 µs, in which the server does nothing else.
 CONTAINER_BYTES: Final = 16
 CONTAINERS_MAX: Final = MESSAGE_BYTES_MAX // CONTAINER_BYTES
-_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[{'))
+# How many of them may lie within one another. Python allows nearly 1,000, less the calls that are
+# under way: a message could be read when it came, and not where it is read again.
+NESTED_MAX: Final = 500
+_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[]{}'))
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and -1, as signed bytes
 
 _HALF_PAIR: Final = re.compile(
     rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
@@ -266,29 +271,34 @@ def parse(line: bytes) -> Message:
 
 
 def parse_bounded(line: bytes) -> Message:
-    """`parse`; also raises `Refusal` for a message with too many lists and objects."""
+    """`parse`; also refuses a message with too many lists and objects, or nested too deeply."""
+    message = parse(line)
+    if (brackets := line.count(b"[") + line.count(b"{")) > NESTED_MAX:
+        _check_structure(line, brackets)
+    return message
+
+
+def _check_structure(line: bytes, brackets: int) -> None:
+    structure = _structure(line)
     limit = max(CONTAINERS_MAX, len(line) // CONTAINER_BYTES)
-    # A list takes at least two bytes, so a shorter message cannot have too many.
-    if len(line) > 2 * limit and (count := _containers(line, limit)) > limit:
+    if brackets > limit and (count := structure.count(b"[") + structure.count(b"{")) > limit:
         raise refusal("too_large", limit=limit).saying(
             f"{count} lists and objects are too many: send at most {limit} in one message."
         )
-    return parse(line)
+    steps = memoryview(structure.translate(_STEPS)).cast("b")
+    if max(itertools.accumulate(steps), default=0) > NESTED_MAX:
+        raise refusal("too_large", limit=NESTED_MAX).saying(
+            f"Lists and objects are nested too deeply: nest at most {NESTED_MAX}."
+        )
 
 
-def _containers(line: bytes, limit: int) -> int:
-    """Count the lists and objects of a message.
-
-    If all brackets are at most `limit`, those in strings count as well: that is faster.
-    """
-    found = line.count(b"[") + line.count(b"{")
-    if found <= limit:
-        return found
+def _structure(line: bytes) -> bytes:
+    """The brackets of a message outside of strings."""
     # Empty pairs of quotes can be removed: all other brackets stay inside or outside of strings.
     # Then every second part between two quotes is outside.
     unescaped = line.replace(b"\\\\", b"").replace(b'\\"', b"")
     structure = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")
-    return len(b"".join(structure.split(b'"')[::2]))
+    return b"".join(structure.split(b'"')[::2])
 
 
 def _why_unreadable(line: bytes, error: Exception) -> Refusal:
@@ -361,7 +371,7 @@ def is_tool_error(result: msgspec.Raw) -> bool:
     """Whether a result says `isError: true`."""
     try:
         return msgspec.json.decode(result, type=_ToolResult).is_error
-    except ValueError:
+    except (ValueError, RecursionError):
         return False  # not the result of a tool
 
 
@@ -406,7 +416,11 @@ def answer(response: Message) -> bytes:
 
 def readdressed(response: bytes, id: RequestId) -> bytes:
     """A response with the id of another request; its result or error stays as it is."""
-    return answer(msgspec.structs.replace(_decode_message(response), id=id))
+    try:
+        return answer(msgspec.structs.replace(_decode_message(response), id=id))
+    except RecursionError:
+        refused = Refusal(INTERNAL_ERROR, "The response is nested too deeply to be sent again.")
+        return error(id, refused)
 
 
 def _line(message: dict[str, Any]) -> bytes:

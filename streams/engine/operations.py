@@ -287,6 +287,11 @@ class Operations:
                     missed.append(line)
         return missed, min(runs[-1].last, last) if runs else after
 
+    async def response_of(self, stream: Stream) -> tuple[bytes, bool] | None:
+        """The response of a call that has ended, and whether it is an error; None if it is gone."""
+        runs = await self._read_missed(stream, stream.state.last - 1)
+        return (runs[0].lines[0], stream.state.has_failed) if runs else None
+
     async def _read_missed(self, stream: Stream, after: int) -> Sequence[Run]:
         try:
             runs = await self._journal.read(stream.id, after, bytes_max=MISSED_BYTES)

@@ -57,7 +57,7 @@ def view(seq: int, line: bytes, *, is_page: bool = False) -> MessageView:
     """One message, as operators see it."""
     try:
         message = messages.look(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return MessageView(seq, "notification", "", len(line), "(unreadable)", NULL)
     kind: Kind = "page" if is_page else kind_of(message)
     is_shown = len(line) <= SHOWN_BYTES_MAX
@@ -86,7 +86,7 @@ def counted(runs: Iterable[Run], pages: Sequence[int] = ()) -> Counter[Kind]:
     for run in runs:
         try:
             found = messages.look_at_lines(run.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = []
         if len(found) != run.count:
             count["notification"] += run.count  # damaged; `verify` says so

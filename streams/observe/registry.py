@@ -505,6 +505,9 @@ def _state(outcome: Outcome, live: State, *, has_failed: bool) -> State:
 
 def _question(found: tuple[RequestId, Question]) -> OpenQuestion:
     request_id, question = found
-    message = messages.look(question.line)
+    try:
+        message = messages.look(question.line)
+    except RecursionError:  # nested too deeply
+        return OpenQuestion(request_id, question.seq, "", msgspec.Raw(b"null"))
     method = message.method if isinstance(message.method, str) else ""
     return OpenQuestion(request_id, question.seq, method, message.params)

@@ -42,7 +42,7 @@ from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations, check_free, latest_progress
 from streams.engine.stream import Reader, Stream
-from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, JournalError, Refusal, refusal
 from streams.exchange import Scopes
 from streams.journal.records import Outcome, Record
 from streams.logs import log
@@ -69,6 +69,7 @@ ONCE_S: Final = 600.0  # how long after its end a call answers the same call
 WAIT_S: Final = 45.0  # of `wait_for_call`, unless its caller says otherwise: hosts wait for 60 s
 FIND_S: Final = 1.0  # for a call to be found, even if its client wants to wait for less
 SETTLE_S: Final = 0.5  # for the messages before an interim answer to be written
+RETRY_S: Final = 1.0  # before an interim answer is tried again
 FOLLOW_S: Final = 1.0  # between looks at the progress and the questions of a call that is followed
 HANDOVER_S: Final = 1.0  # for a result that is being delivered, before another delivery of it
 LISTED_MAX: Final = 50  # calls in the answer of `list_calls`
@@ -303,6 +304,16 @@ class Patience:
             self._nursery.start_soon(self._answer, asked)
 
     async def _answer(self, asked: _Asked) -> None:
+        """Give the interim answer, or try again where the journal takes or tells nothing now."""
+        try:
+            await self._answer_once_durable(asked)
+        except JournalError as trouble:
+            log.info("an interim answer is late", why=str(trouble))
+            if self._asked.get(asked.stream) is asked:
+                asked.due_at = trio.current_time() + RETRY_S
+                self._deadlines.watch(asked)
+
+    async def _answer_once_durable(self, asked: _Asked) -> None:
         """Give the interim answer, when the call is durable and what it has sent is written."""
         stream = asked.stream
         await stream.recorded()
@@ -545,10 +556,13 @@ class Patience:
             is_last = leader.is_unwanted and not leader.followers
             if is_last and stream.state.outcome is Outcome.CANCELLED:
                 self.operations.stop(leader.stream)
-        if leader.response is not None:
-            line, is_error = leader.response
+        outcome, response = leader.stream.state.outcome, leader.response
+        if response is None and leader.failure is None and outcome.is_end:
+            # Its handler is at another replica, or still cleans up.
+            response = await self.operations.response_of(leader.stream)
+        if response is not None:
+            line, is_error = response
             return messages.readdressed(line, stream.request_id), is_error
-        outcome = leader.stream.state.outcome
         if leader.failure is None and leader.stream.state.is_tombstone:
             raise refusal(outcome.value)
         raise leader.failure or Refusal(INTERNAL_ERROR, "The server failed: see its log.")

@@ -226,7 +226,7 @@ class Peer:
     async def _parse(self, line: bytes) -> Message:
         if len(line) < LARGE_BYTES:
             self._large.note(self.session.principal, trio.current_time())
-            return messages.parse(line)
+            return messages.parse_bounded(line)
         return await self._work(line, partial(messages.parse_bounded, line))
 
     def _work(self, line: bytes, work: Callable[[], _T]) -> Awaitable[_T]:

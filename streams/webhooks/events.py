@@ -67,7 +67,10 @@ def event(kind: str, record: Record, call: str, tool: str, at: float, line: byte
 def _content(line: bytes) -> dict[str, Any]:
     if len(line) > CONTENT_BYTES_MAX:
         return {"isContentOmitted": True}
-    found = _line(line)
+    try:
+        found = _line(line)
+    except RecursionError:  # nested too deeply
+        return {"isContentOmitted": True}
     if found.method is not msgspec.UNSET:
         return {"question": {"method": found.method, "params": found.params}}
     if found.error is not msgspec.UNSET:

@@ -47,6 +47,14 @@ def test_an_error_may_be_the_answer_to_another_request() -> None:
     assert messages.readdressed(again, 1) == line
 
 
+def test_a_response_that_is_too_deep_to_be_readdressed_is_an_error() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    again = messages.readdressed(b'{"jsonrpc":"2.0","id":1,"result":%b}\n' % deep, "two")
+    found = messages.parse(again)
+    assert found.id == "two"
+    assert b"nested too deeply" in bytes(found.error)  # type: ignore[arg-type]
+
+
 NOTE = messages.notification("notifications/message", {"level": "info", "data": "x"})
 LONG = messages.notification("notifications/message", {"level": "info", "data": "x" * 2_000})
 ASK = messages.request("ask-1", "roots/list", {})
@@ -203,5 +211,20 @@ def count(value: object) -> int:
 
 
 @given(JSON)
-def test_lists_and_objects_are_counted_exactly_where_there_may_be_too_many(value: object) -> None:
-    assert messages._containers(msgspec.json.encode(value), -1) == count(value)
+def test_lists_and_objects_are_counted_without_those_in_strings(value: object) -> None:
+    structure = messages._structure(msgspec.json.encode(value))
+    assert structure.count(b"[") + structure.count(b"{") == count(value)
+
+
+@pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"a":', b"}")])
+def test_a_message_that_is_nested_too_deeply_is_refused(opened: bytes, closed: bytes) -> None:
+    def nested(depth: int) -> bytes:
+        inside = opened * depth + b'"' + b"[" * 999 + b'"' + closed * depth
+        return pinging(b"[" + b"[]," * 999 + inside + b"]")
+
+    # The message, its params and the list are three.
+    deepest = nested(messages.NESTED_MAX - 3)
+    assert messages.parse_bounded(deepest) == messages.parse(deepest)
+    with pytest.raises(Refusal, match="nest at most 500") as refused:
+        messages.parse_bounded(nested(messages.NESTED_MAX - 2))
+    assert refused.value.data == {"reason": "too_large", "limit": 500}

@@ -479,7 +479,7 @@ async def test_the_first_calls_of_a_principal_may_come_at_once(
         await talker.announced()
 
 
-# What must not stay
+# Memory
 
 
 async def test_streams_that_another_replica_forgets_leave_room_here(

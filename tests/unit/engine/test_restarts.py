@@ -12,6 +12,7 @@ from streams import Call, Limits, Server
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
+from streams.messages import NESTED_MAX
 from streams.protocol.extension import KEY
 from streams.server.call import SyncCall
 from tests.rigs.server import (
@@ -550,3 +551,22 @@ async def test_questions_of_a_run_before_do_not_outlive_the_call(
         await talker.tell("notifications/cancelled", requestId=1)
         await wait_all_tasks_blocked()
         assert not house.running.engine._streams.answers
+
+
+async def test_a_call_that_is_nested_as_deeply_as_may_be_is_taken_over(
+    lives: Lives, autojump_clock: MockClock
+) -> None:
+    async def ends(call: Call) -> str:
+        return "done"
+
+    nested: list[Any] = []
+    for _ in range(NESTED_MAX - 4):  # besides the message, its params, and `_meta`
+        nested = [nested]
+    async with lives.house(forever) as house:
+        talker = await house.dial(POSITIONS)
+        await talker.ask(1, "tools/call", name="step", _meta={"nested": nested})
+        stream = await talker.announced()
+        lives.die(house)
+    async with lives.house(ends) as house:
+        came = await rest_of(house, stream)
+    assert text_of(next(m for m in came if m.get("id") == 1)) == "done"

@@ -9,6 +9,7 @@ from streams.observe.lines import SHOWN_BYTES_MAX, counted, in_words, view
 PROGRESS = messages.notification("notifications/progress", {"progressToken": 1, "progress": 3})
 QUESTION = messages.request("q", "elicitation/create", {"message": "How many?"})
 RESULT = messages.result(1, {"content": [{"type": "text", "text": "a\nb"}]})
+DEEP = b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,7 @@ RESULT = messages.result(1, {"content": [{"type": "text", "text": "a\nb"}]})
         (messages.result(1, {"n": 1}), "result", '{"n":1}'),
         (messages.error(1, messages.refusal("cancelled")), "error", None),
         (b"\xff\n", "notification", "(unreadable)"),
+        (DEEP, "notification", "(unreadable)"),
     ],
 )
 def test_a_message_has_a_kind_and_a_text(line: bytes, kind: str, text: str | None) -> None:
@@ -55,3 +57,4 @@ def test_what_was_missed_is_told_in_words() -> None:
     assert in_words(count) == "35 progress, 1 question, 1 result"
     assert in_words(counted([Run(1, 37, body)], pages=[37])) == "35 progress, 1 question, 1 page"
     assert in_words(counted([])) == ""
+    assert in_words(counted([Run(1, 1, DEEP)])) == "1 notification"

@@ -91,6 +91,20 @@ async def test_a_question_is_shown_until_it_is_answered(
     assert (await registry.call(stream)).questions == ()
 
 
+async def test_a_question_that_is_nested_too_deeply_hides_no_call(
+    house: House, steps: Steps, autojump_clock: MockClock
+) -> None:
+    talker, stream = await begun(house, steps)
+    steps.ask()
+    await talker.find(lambda m: m.get("method") == "elicitation/create")
+    [kept] = house.running.engine.index
+    [(request_id, question)] = kept.state.questions.items()
+    deep = b'{"jsonrpc":"2.0","id":1,"method":"x","params":' + b"[" * 100_000 + b"]" * 100_000
+    kept.state.questions[request_id] = msgspec.structs.replace(question, line=deep + b"}\n")
+    [shown] = (await registry_of(house).call(stream)).questions
+    assert (shown.request_id, shown.method) == (request_id, "")
+
+
 async def test_an_evicted_call_is_found_in_the_journal(
     house: House, steps: Steps, autojump_clock: MockClock
 ) -> None:

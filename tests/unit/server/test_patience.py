@@ -11,13 +11,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Call, Client, Limits, Server, messages
 from streams.backends import Guest, PatienceSettings
 from streams.engine.stream import Stream
-from streams.errors import Refusal
+from streams.errors import Full, Refusal
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
 from streams.server import patience as module
 from streams.server.backend import Received, Run, SessionInfo, Standing
 from streams.server.local import LocalBackend
 from streams.server.running import open_backend
+from tests.rigs.replicas import open_replicas
 from tests.rigs.server import (
     EXTENDED,
     PLAIN,
@@ -34,6 +35,7 @@ from tests.rigs.server import (
     said,
     text_of,
 )
+from tests.rigs.troubled import Troubled
 from tests.rigs.web import EVENTS, JSON, browsing
 from transports.memory import MemoryServer
 
@@ -781,3 +783,30 @@ async def test_without_patience_there_is_no_such_tool(autojump_clock: MockClock)
 def test_bad_settings_are_refused(settings: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         PatienceSettings(**settings)
+
+
+async def test_an_interim_answer_waits_for_a_store_that_is_away(autojump_clock: MockClock) -> None:
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        replica = await replicas.start(patience=PATIENT)
+        talker = await replica.dial(PLAIN, USER)
+        other = await replica.dial(PLAIN, "os(8)")
+        await talker.call(1, "step")
+        await trio.sleep(1.9)
+        replicas.kill_store(replica)
+        await trio.sleep(0.8)
+        replicas.start_store(replica)
+        assert KEPT in (await talker.answer(1))["result"]["_meta"]
+        assert await other.request(2, "ping") == {}
+
+
+async def test_a_server_ends_while_an_interim_answer_waits_for_room(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested")
+    Steps(server)
+    journal = Troubled()
+    async with open_house(server, journal=journal, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        journal.trouble = Full("no room")
+        await trio.sleep(4)

@@ -12,6 +12,7 @@ from streams.errors import Refusal
 from streams.keys import Keyring
 from streams.server.patience import CALL
 from tests.rigs.idempotency import Rig, answered
+from tests.rigs.replicas import open_replicas
 from tests.rigs.server import (
     PLAIN,
     POSITIONS,
@@ -507,3 +508,40 @@ async def test_a_call_that_failed_and_still_cleans_up_can_be_resumed(
         third = await house.dial(STREAMS, USER)
         await third.resume(3, stream)
         assert await third.request(4, "ping") == {}
+
+
+async def test_all_that_make_a_call_at_another_replica_get_its_result(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
+        callers = [await replica.dial(PLAIN, USER) for replica in (theirs, ours, ours)]
+        for caller in callers:
+            await caller.call(1, "step")
+            await trio.sleep(1)
+        theirs.steps.finish("once")
+        for caller in callers[1:]:
+            assert text_of(await caller.answer(1)) == "once"
+
+
+async def test_a_call_that_failed_while_it_is_followed_tells_its_error_to_all(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested", limits=Limits(unsent_entries_max=3))
+
+    @server.tool(overflow="fail")
+    async def step(call: Call) -> None:
+        await trio.sleep(5)
+        try:
+            while True:
+                await call.log("info", "more")
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(100)
+
+    async with open_house(server, patience=ONCE) as house:
+        first, second = await house.dial(PLAIN, USER), await house.dial(PLAIN, USER)
+        await first.call(1, "step")
+        await wait_all_tasks_blocked()
+        await second.call(2, "step")
+        assert (await second.answer(2))["error"] == (await first.answer(1))["error"]

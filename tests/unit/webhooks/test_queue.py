@@ -1,5 +1,6 @@
 """The events of calls are stored with the messages that they tell of, for whom they are meant."""
 
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from streams.keys import SHOWN_LETTERS
 from streams.messages import Run
 from streams.webhooks import queue as queues
 from streams.webhooks.events import CONTENT_BYTES_MAX
+from streams.webhooks.events import event as event_of
 from tests.rigs.lives import FENCE, record
 from tests.rigs.server import PLAIN, STREAMS, House, Json, Steps, Talker, open_house, text_of
 from tests.rigs.webhooks import URL, decoded, queue
@@ -146,6 +148,12 @@ async def test_long_content_is_left_out(server: Server, steps: Steps) -> None:
         [event] = await until_told(house)
     assert event["data"]["isContentOmitted"] is True
     assert "result" not in event["data"]
+
+
+def test_content_that_is_nested_too_deeply_is_left_out() -> None:
+    deep = b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    told = event_of("call.completed", record(), "call", "tool", 0.0, deep)
+    assert json.loads(told)["data"]["isContentOmitted"] is True
 
 
 async def test_a_caller_may_name_a_listed_url(server: Server, steps: Steps) -> None:
