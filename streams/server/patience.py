@@ -158,7 +158,8 @@ class _Asked(msgspec.Struct, eq=False):
     client: Reader | None = None
     request_id: RequestId | None = None
     due_at: float = math.inf  # in trio's time
-    told: set[Reader] = msgspec.field(default_factory=set)  # clients that had an interim answer
+    # The names of two clients that had an interim answer: there is one besides any client then.
+    told: set[str] = msgspec.field(default_factory=set)
     followers: set[Stream] = msgspec.field(default_factory=set)
     has_begun: bool = False  # its handler runs, and removes it
     is_unwanted: bool = False  # its own client has cancelled, and only followers want it
@@ -330,8 +331,9 @@ class Patience:
         delivery = stream.delivery
         if delivery is not None and delivery.only_waits:
             interim = self._interim(_told(stream), name)
-            if (asked := self._asked.get(stream)) is not None:
-                asked.told.add(delivery.reader)
+            asked = self._asked.get(stream)
+            if asked is not None and len(asked.told) < 2:
+                asked.told.add(delivery.reader.name)
             stream.leave()
             delivery.answer(messages.result(delivery.taker.waiting_id, interim))
 
@@ -603,8 +605,8 @@ class Patience:
         asked = self._asked.get(stream)
         if is_kept or asked is None:
             return is_kept
-        asked.is_unwanted = not asked.told - {session}
-        return bool(asked.followers or asked.told - {session})
+        asked.is_unwanted = not asked.told - {session.name}
+        return bool(asked.followers or asked.told - {session.name})
 
     async def joins(
         self,
