@@ -302,8 +302,10 @@ class Process:
         while True:
             while not self._outbox:
                 await self._has_output.park()
-            if not pipe.closed:
+            with contextlib.suppress(trio.ClosedResourceError):
                 await trio.lowlevel.wait_writable(pipe)
+            if pipe.closed:  # by `close_input`, which has dropped all that waited
+                return
             data = self._outbox.popleft()
             written = self._write_now(data)
             self._outbox_bytes -= written

@@ -279,6 +279,19 @@ async def test_nothing_is_left_of_a_session_that_has_ended(does: Json, tmp_path:
             await trio.sleep(0.01)
 
 
+async def test_a_client_may_leave_a_child_that_reads_nothing() -> None:
+    async with wrapped(stop_timeout_s=0.3) as (house, backend):
+        leaver, other = await house.dial(PLAIN), await house.dial(PLAIN, "bob")
+        assert text(await call(leaver, "deaf", s=600)) == "done"
+        for number in range(3):  # more than a pipe takes
+            await leaver.call(10 + number, "echo", a="x" * (1 << 20))
+        await trio.sleep(0.1)
+        await leaver.channel.aclose()
+        while len(backend.children) > 1:
+            await trio.sleep(0.01)
+        assert text(await call(other, "echo")) == "{}"
+
+
 async def test_nothing_is_left_of_a_server_that_has_ended(tmp_path: Path) -> None:
     pids = []
     async with wrapped(stop_timeout_s=0.3, does={"start": "stubborn"}) as (house, _):
