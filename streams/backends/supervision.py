@@ -448,4 +448,5 @@ def _not_running(ending: Ending) -> Refusal:
 
 
 def _details(why: Refusal) -> dict[str, Any]:
-    return {name: value for name, value in (why.data or {}).items() if name != "reason"}
+    data = why.data if isinstance(why.data, dict) else {}  # a child's own error may have any
+    return {name: value for name, value in data.items() if name != "reason"}

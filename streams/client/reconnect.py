@@ -340,7 +340,8 @@ class Reconnector:
             if error.reason in wire.RETRIED:
                 self._asked_s = error.retry_after_s
                 return ConnectionError(why)
-            return PermissionError(why) if is_unauthorized else ServerRefused(why, error.data)
+            data = error.data if isinstance(error.data, dict) else None
+            return PermissionError(why) if is_unauthorized else ServerRefused(why, data)
         try:
             hello = messages.decode(wire.result_of(reply), Hello)
         except ValueError as unfit:

@@ -319,7 +319,8 @@ def initialize(id: Any, params: Json) -> None:
         sys.stderr.flush()
         return
     if start == "refuses":
-        say({"id": id, "error": {"code": -32000, "message": "Not today", "data": {"a": 1}}})
+        data = json.loads(os.environ.get("NAUGHTY_DATA", '{"a": 1}'))
+        say({"id": id, "error": {"code": -32000, "message": "Not today", "data": data}})
         return
     say(
         {

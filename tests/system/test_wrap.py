@@ -578,6 +578,13 @@ def test_check_says_which_list_did_not_come() -> None:
     assert "not tools/list within 15 s" in done.stderr
 
 
+REFUSES = """
+input()
+print('{"jsonrpc": "2.0", "id": 1, "error": {"code": 1, "message": "no licence", "data": "x"}}')
+input()
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -585,6 +592,7 @@ def test_check_says_which_list_did_not_come() -> None:
         ("import time; time.sleep(60)", "within"),
         ("import sys; sys.stdin.readline(); print('hello')", ""),
         ("print('Usage: wrong')", ""),
+        (REFUSES, "no licence"),
     ],
 )
 def test_check_fails_with_the_last_words_of_the_command(code: str, why: str) -> None:

@@ -1,5 +1,6 @@
 """The ends of children: at the start, in a call, by a signal, and together with this process."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import trio.testing
 
 from streams.backends import process
 from streams.backends.secrets import Secrets
+from streams.backends.supervision import DEATHS_MAX
 from tests.rigs import ROOT
 from tests.rigs.children import call, settings, state, text, wrapped
 from tests.rigs.server import PLAIN, House, Json, Talker
@@ -81,6 +83,20 @@ async def test_a_child_may_refuse_to_initialize_in_its_own_words() -> None:
         error = await refused(house)
         assert error == {"code": -32000, "message": "Not today", "data": {"a": 1}}
         await gone(*backend.children)
+
+
+@pytest.mark.parametrize("data", ["no licence", [1]])
+async def test_the_error_of_a_child_may_have_any_data(
+    data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streams.backends.supervision.BACKOFF_MAX_S", 0.02)
+    does = {"start": "refuses", "data": json.dumps(data)}
+    async with wrapped(isolate="none", does=does) as (house, _):
+        for _ in range(DEATHS_MAX):
+            assert await refused(house) == {"code": -32000, "message": "Not today", "data": data}
+        error = await refused(house)
+        assert error["data"] == {"reason": "backend_down"}
+        assert error["message"].startswith("Not today. It is not started again")
 
 
 @pytest.mark.parametrize(
