@@ -48,8 +48,10 @@ _NAMED_SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 # The user and the password in the URL of a store. It ends at the last @: a password may have any.
+# One attempt for each word, as for `secrets._NAMED`; no scheme is longer.
 _STORE_SECRET: Final = re.compile(
-    r"\b(?P<scheme>(?:redis|valkey|unix)[a-z+]*://)[^\s\"']*@", re.IGNORECASE
+    r"(?<![^\s\"'])(?P<scheme>(?>[^\s\"']*?\b(?:redis|valkey|unix)[a-z+]{0,20}://))[^\s\"']*@",
+    re.IGNORECASE,
 )
 
 # A peer's words must not move a terminal's cursor, be invisible, or look like other words. So: C0

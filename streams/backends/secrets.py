@@ -11,10 +11,12 @@ _NAME: Final = re.compile(
     r"(?<!^)(?<!old)pwd|(^|[_-])(pass|pat|dsn|jwt|sid)($|[_-])",
     re.IGNORECASE,
 )
-# In a text, the name stands before the value.
+# In a text, the name stands before the value. One attempt for each word: of a long line, an attempt
+# for each of its letters would read all that follow.
 _NAMED: Final = re.compile(
-    r"(?P<name>[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|access[_-]?key"
-    r"|private[_-]?key|credentials?)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]{4,}",
+    r"(?<![\w-])(?P<name>(?>[\w-]*(?:token|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key"
+    r"|access[_-]?key|private[_-]?key|credentials?))[\w-]*+[\"']?\s*[=:]\s*[\"']?)"
+    r"[^\s\"',;&]{4,}",
     re.IGNORECASE,
 )
 # The forms of secrets that are in wide use.

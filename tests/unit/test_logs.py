@@ -140,6 +140,12 @@ def test_secrets_are_struck_out_by_their_names(line: str) -> None:
     assert "dXNlcjpwYXNzd29yZA" not in redacted(None, "", line)
 
 
+def test_the_user_and_the_password_in_the_url_of_a_store_are_struck_out() -> None:
+    line = "no answer (url=redis://u:p@ss@h:1/0), 'x+REDISS://:p@h' and redis://h but unix://u@/s"
+    told = "no answer (url=redis://h:1/0), 'x+REDISS://h' and redis://h but unix:///s"
+    assert redacted(None, "", line) == told
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -355,7 +361,9 @@ def test_a_standard_error_that_was_never_open_is_no_failure(
     assert not STANDARD_ERROR.is_waiting
 
 
-@pytest.mark.parametrize("text", ["a-" * 100_000, "A-" * 100_000, "a " * 100_000])
+@pytest.mark.parametrize(
+    "text", [each * 50_000 for each in ("a-a-", "A-A-", "a a ", "redis+", "redis://")]
+)
 def test_long_words_are_searched_in_a_moment(text: str) -> None:
     began_at = steady()
     redacted(None, "", text)

@@ -232,6 +232,12 @@ def test_secrets_are_known_by_their_names(env: dict[str, str], command: tuple[st
     assert Secrets(env, command).struck_out("is abcdef.") == "is [redacted]."
 
 
+@pytest.mark.parametrize("word", ["ab", "a.", "token", "token-", "token.", "token=", "redis://"])
+def test_a_long_line_is_searched_in_a_moment(word: str) -> None:
+    line = word * (300_000 // len(word))  # it was minutes, in which nothing else ran
+    assert ("[redacted]" in Secrets({}, ()).struck_out(line)) == (word == "token=")
+
+
 def test_usual_variables_are_no_secrets() -> None:
     usual = {"PWD": "/home/me", "OLDPWD": "/tmp/x", "PATH": "/usr/bin", "LANG": "en_US"}
     text = "in /home/me, /tmp/x and /usr/bin: en_US"
