@@ -281,6 +281,7 @@ class Supervisor:
             if answer is not None and answer.result is msgspec.UNSET:
                 raise _error_of(answer)
             if answer is not None:
+                messages.decode(_result(answer), _Hello)
                 return messages.decode(_result(answer), dict[str, msgspec.Raw])
             await conversation.killed(f"it has not answered initialize within {limit:g} s")
         except Died as died:
@@ -417,6 +418,13 @@ async def listed_tools(conversation: Conversation) -> list[msgspec.Raw]:
         if cursor is None:
             break
     return pages
+
+
+class _Hello(msgspec.Struct, rename="camel"):
+    """The members of the answer to `initialize` that a session is begun with."""
+
+    protocol_version: str = ""
+    capabilities: dict[str, msgspec.Raw] = {}
 
 
 class _Error(msgspec.Struct):

@@ -1,7 +1,9 @@
 """An MCP server over stdio whose tools misbehave, one way each. Plain Python: no library helps it.
 
 Its environment says what it does at the start (`NAUGHTY_START`), and which revision it speaks
-(`NAUGHTY_REVISION`). With `NAUGHTY_LOG` it writes each line that it reads into that file.
+(`NAUGHTY_REVISION`). In JSON, `NAUGHTY_HELLO` has other members of its answer to `initialize`, and
+`NAUGHTY_DATA` the data of its refusal. With `NAUGHTY_LOG` it writes each line that it reads into
+that file.
 """
 
 import itertools
@@ -322,21 +324,17 @@ def initialize(id: Any, params: Json) -> None:
         data = json.loads(os.environ.get("NAUGHTY_DATA", '{"a": 1}'))
         say({"id": id, "error": {"code": -32000, "message": "Not today", "data": data}})
         return
-    say(
-        {
-            "id": id,
-            "result": {
-                "protocolVersion": os.environ.get("NAUGHTY_REVISION", params["protocolVersion"]),
-                "capabilities": {
-                    "tools": {"listChanged": True},
-                    "experimental": {"theirs": {"x": 1}},
-                    "tasks": {},
-                },
-                "serverInfo": {"name": "naughty", "version": "1", "extra": True},
-                "instructions": "Beware.",
-            },
-        }
-    )
+    hello = {
+        "protocolVersion": os.environ.get("NAUGHTY_REVISION", params["protocolVersion"]),
+        "capabilities": {
+            "tools": {"listChanged": True},
+            "experimental": {"theirs": {"x": 1}},
+            "tasks": {},
+        },
+        "serverInfo": {"name": "naughty", "version": "1", "extra": True},
+        "instructions": "Beware.",
+    }
+    say({"id": id, "result": hello | json.loads(os.environ.get("NAUGHTY_HELLO", "{}"))})
 
 
 def initialized(id: Any, params: Json) -> None:

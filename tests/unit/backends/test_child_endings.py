@@ -85,6 +85,27 @@ async def test_a_child_may_refuse_to_initialize_in_its_own_words() -> None:
         await gone(*backend.children)
 
 
+@pytest.mark.parametrize("isolate", ["session", "none", "call"])
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"protocolVersion": 1},
+        {"protocolVersion": None},
+        {"capabilities": []},
+        {"capabilities": None},
+    ],
+)
+async def test_a_hello_with_a_wrong_type_fails_initialize(hello: Json, isolate: str) -> None:
+    does = {"hello": json.dumps(hello)}
+    async with wrapped(does=does, isolate=isolate) as (house, backend):
+        error = await refused(house)
+        assert error["data"] == {"reason": "start_failed"}
+        assert "unreadable answer to initialize" in error["message"]
+        assert f"$.{next(iter(hello))}" in error["message"]
+        assert not backend.guests
+        await gone(*backend.children)
+
+
 @pytest.mark.parametrize("data", ["no licence", [1]])
 async def test_the_error_of_a_child_may_have_any_data(
     data: Any, monkeypatch: pytest.MonkeyPatch
