@@ -14,9 +14,11 @@ from typing import Any, Final
 import msgspec
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams.backends import supervision
 from streams.backends.child import ChildBackend, ChildSettings
+from streams.backends.conversation import QUESTIONS_MAX
 from streams.backends.process import Ending
 from streams.client.call import RunningCall
 from streams.client.client import Client
@@ -25,7 +27,8 @@ from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
 from streams.messages import Message, encode
 from streams.server.running import RunningServer, open_backend
-from transports.memory import MemoryServer
+from tests.rigs.server import Talker, greeted
+from transports.memory import Cable, MemoryServer
 
 Json = dict[str, Any]
 
@@ -34,6 +37,7 @@ INTERLEAVINGS: Final = int(os.environ.get("INTERLEAVINGS", "10000"))
 ELICIT: Final = "elicitation/create"
 KINDS: Final = ("answered", "refused", "heard", "ended", "cancelled")
 LOG: Final = "notifications/message"
+PROGRESS: Final = "notifications/progress"
 
 
 class Calling:
@@ -112,13 +116,16 @@ class Child:
         else:
             self.wrong.append(f"a question for {owner} was answered: {message}")
 
-    def ask(self, call: Calling) -> None:
-        """Ask the client of a call something; nothing but the text says which client that is."""
+    def ask(self, call: Calling, *before: Json) -> None:
+        """Ask the client of a call something; nothing but the text says which client that is.
+
+        The messages `before` it are written at once with it.
+        """
         self._numbers += 1
         number = f"q{self._numbers}"
         self.asked[number] = call.owner
         params = {"message": call.owner, "requestedSchema": {"type": "object", "properties": {}}}
-        self._send({"id": number, "method": ELICIT, "params": params})
+        self._send(*before, {"id": number, "method": ELICIT, "params": params})
 
     def log(self, call: Calling) -> None:
         """Log something that only the client of a call may read."""
@@ -134,8 +141,9 @@ class Child:
     def _answer(self, number: Any, result: Json) -> None:
         self._send({"id": number, "result": result})
 
-    def _send(self, message: Json) -> None:
-        self._say.send_nowait(encode({"jsonrpc": "2.0", **message}) + b"\n")
+    def _send(self, *messages: Json) -> None:
+        lines = [encode({"jsonrpc": "2.0", **message}) + b"\n" for message in messages]
+        self._say.send_nowait(b"".join(lines))
 
 
 @asynccontextmanager
@@ -232,6 +240,31 @@ async def test_no_message_of_one_principal_reaches_the_other(
     print(dict(child.seen))
     assert not child.wrong, child.wrong[:3]
     assert min(child.seen[each] for each in KINDS) > 20
+
+
+async def test_questions_of_cancelled_calls_take_no_places(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """Many a call is cancelled while it passes on what the child wrote ahead of the question."""
+    async with shared(monkeypatch) as (child, server), trio.open_nursery() as nursery:
+        cable = Cable(principal="alice")
+        nursery.start_soon(server.serve, cable.far)
+        talker = await greeted(Talker(cable.near, cable), {"elicitation": {}})
+        for number in range(4 * QUESTIONS_MAX):
+            await talker.call(number, "ask", owner="alice", nth=number)
+            await wait_all_tasks_blocked()
+            (call,) = child.calls.values()
+            progress = {"progressToken": call.number, "progress": 1}
+            child.ask(call, {"method": PROGRESS, "params": progress}, {"method": "acme/x"})
+            await talker.tell("notifications/cancelled", requestId=number)
+            await wait_all_tasks_blocked()
+            child.end(call)
+            await wait_all_tasks_blocked()
+        await talker.call("last", "ask", owner="alice", nth=0)
+        await wait_all_tasks_blocked()
+        child.ask(*child.calls.values())
+        await talker.find(lambda message: message.get("method") == ELICIT)
+        nursery.cancel_scope.cancel()
 
 
 async def _entered(nursery: trio.Nursery, client: Client) -> Client:
