@@ -418,6 +418,7 @@ class Stream:
         if self.is_left or token == UNHEARD:
             await trio.lowlevel.checkpoint()
             return
+        await trio.lowlevel.checkpoint_if_cancelled()
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
             await self._accepted(size)

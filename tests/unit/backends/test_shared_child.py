@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -246,25 +247,27 @@ async def test_questions_of_cancelled_calls_take_no_places(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     """Many a call is cancelled while it passes on what the child wrote ahead of the question."""
-    async with shared(monkeypatch) as (child, server), trio.open_nursery() as nursery:
-        cable = Cable(principal="alice")
-        nursery.start_soon(server.serve, cable.far)
-        talker = await greeted(Talker(cable.near, cable), {"elicitation": {}})
-        for number in range(4 * QUESTIONS_MAX):
-            await talker.call(number, "ask", owner="alice", nth=number)
+    with structlog.testing.capture_logs() as logs:
+        async with shared(monkeypatch) as (child, server), trio.open_nursery() as nursery:
+            cable = Cable(principal="alice")
+            nursery.start_soon(server.serve, cable.far)
+            talker = await greeted(Talker(cable.near, cable), {"elicitation": {}})
+            for number in range(4 * QUESTIONS_MAX):
+                await talker.call(number, "ask", token=number, owner="alice", nth=number)
+                await wait_all_tasks_blocked()
+                (call,) = child.calls.values()
+                progress = {"progressToken": call.number, "progress": 1}
+                child.ask(call, {"method": PROGRESS, "params": progress})
+                await talker.tell("notifications/cancelled", requestId=number)
+                await wait_all_tasks_blocked()
+                child.end(call)
+                await wait_all_tasks_blocked()
+            await talker.call("last", "ask", owner="alice", nth=0)
             await wait_all_tasks_blocked()
-            (call,) = child.calls.values()
-            progress = {"progressToken": call.number, "progress": 1}
-            child.ask(call, {"method": PROGRESS, "params": progress}, {"method": "acme/x"})
-            await talker.tell("notifications/cancelled", requestId=number)
-            await wait_all_tasks_blocked()
-            child.end(call)
-            await wait_all_tasks_blocked()
-        await talker.call("last", "ask", owner="alice", nth=0)
-        await wait_all_tasks_blocked()
-        child.ask(*child.calls.values())
-        await talker.find(lambda message: message.get("method") == ELICIT)
-        nursery.cancel_scope.cancel()
+            child.ask(*child.calls.values())
+            await talker.find(lambda message: message.get("method") == ELICIT)
+            nursery.cancel_scope.cancel()
+    assert not [each for each in logs if each["log_level"] == "error"]
 
 
 async def _entered(nursery: trio.Nursery, client: Client) -> Client:
