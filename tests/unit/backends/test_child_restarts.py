@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from streams.backends.supervision import (
     Restarts,
     listed_tools,
 )
+from streams.engine.stream import Stream
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Outcome
 from streams.journal.sqlite import open_sqlite_journal
 from streams.keys import Keyring
+from streams.limits import Limits
 from streams.server.running import open_backend
 from tests.rigs.children import call, said, settings, state, surfing, text, until, wrapped
 from tests.rigs.server import PLAIN, STREAMS, House, Json, Talker, greeted
@@ -47,6 +50,10 @@ async def killed(talker: Talker) -> int:
 def logs(seen: list[Json]) -> list[Any]:
     is_log = "notifications/message"
     return [each["params"]["data"] for each in seen if each.get("method") == is_log]
+
+
+def live_of(streams: Iterable[Stream]) -> list[Stream]:
+    return [each for each in streams if each.state.outcome is Outcome.LIVE]
 
 
 # When
@@ -354,6 +361,23 @@ async def test_any_other_call_is_interrupted_in_the_next_process() -> None:
         rest = await (await house.dial(STREAMS)).resume(2, stream)
         (error,) = (each["error"] for each in rest if "error" in each)
         assert error["data"]["reason"] == "interrupted"
+
+
+async def test_nothing_is_kept_of_calls_whose_restart_is_given_up() -> None:
+    keyring, limits = Keyring.load(None), Limits(restarts_max=1)
+    given: Json = {"rerun": ("*",), "keyring": keyring, "limits": limits}
+    async with wrapped(**given) as (house, _):
+        talker = await house.dial(STREAMS)
+        for number in range(3):
+            await talker.begin(number, "never")
+        journal = house.as_after_a_crash()
+    for _ in range(3):
+        async with wrapped(journal=journal, **given) as (house, backend):
+            supervisors, streams = backend.places.supervisors, house.running.engine.index
+            while not len(supervisors) == len(backend.children) == len(live_of(streams)):
+                await trio.sleep(0.01)
+            journal = house.as_after_a_crash()
+    assert not live_of(streams)
 
 
 async def test_a_plain_client_hears_of_our_own_end() -> None:

@@ -80,8 +80,10 @@ async def test_over_the_limit_a_new_session_is_refused() -> None:
         cable = house.cable()
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x"}}
         refused = Talker(cable.near, cable)
-        error = await refused.request("hello", "initialize", **hello)
-        assert error["data"] == {"reason": "too_many_children", "limit": 2}
+        for number in range(3):
+            error = await refused.request(number, "initialize", **hello)
+            assert error["data"] == {"reason": "too_many_children", "limit": 2}
+        assert len(backend.places.supervisors) == 2  # nothing is kept of those that were refused
         await busy[0].channel.aclose()
         await count(backend, 1)
         hello = await refused.request("again", "initialize", **hello)
