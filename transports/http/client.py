@@ -336,6 +336,7 @@ class HttpChannel:
         cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
         if cancelled is not None:
             await self._arrived(cancelled)
+            self._check_open()  # the channel may have ended meanwhile
             self._cancel(cancelled)
         self._nursery.start_soon(self._run_exchange, exchange)
         with exchange.in_order:

@@ -21,6 +21,7 @@ from tests.rigs.http_lines import (
     connected,
     header,
     receive,
+    receive_all,
     wait_until,
 )
 from tests.rigs.scripted_http import NDJSON, Asked, chunk, http_server
@@ -273,6 +274,30 @@ async def test_a_cancelled_request_that_does_not_end_is_hung_up(
             mock_clock.jump(CANCELLED_S)
         await hung_up.wait()
         await assert_alive(channel)
+
+
+async def test_a_channel_that_ends_while_a_cancellation_waits_says_so() -> None:
+    is_restarted = trio.Event()
+
+    async def script(asked: Asked) -> None:
+        if b"initialize" in asked.body:
+            await asked.respond("200 OK", WELCOME, extra="Mcp-Session-Id: abc\r\n")
+        elif asked.body.rstrip() == call(1).rstrip():
+            await trio.sleep_forever()
+        else:
+            await is_restarted.wait()
+            await asked.respond("404 Not Found")
+
+    async with (
+        http_server(script) as server,
+        client.connect(server.url, outlast_s=60) as channel,
+        trio.open_nursery() as nursery,
+    ):
+        await channel.send(HELLO + call(1) + call(2))
+        nursery.start_soon(receive_all, channel)
+        is_restarted.set()
+        with pytest.raises(trio.BrokenResourceError):
+            await channel.send(cancelling(1))
 
 
 # -- connecting and closing
