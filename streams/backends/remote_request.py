@@ -33,7 +33,7 @@ from streams.errors import (
     refusal,
 )
 from streams.logs import log
-from streams.messages import Kind, Message, RequestId, Run, mend
+from streams.messages import Kind, Message, RequestId, Run, mend, sound
 from streams.protocol.ticket import Ticket
 
 # How often a request that may run twice is sent in all, if its connection is lost each time.
@@ -123,8 +123,13 @@ class Question:
         self.scope.cancel()
         if self._id is None:
             return None
-        params = messages.decode(cancelled.params, dict[str, Any]) | {"requestId": self._id}
-        return messages.notification(CANCELLED, params)
+        ours: dict[str, Any] = {"requestId": self._id}
+        with suppress(ValueError):  # a name that is no UTF-8: the id is enough for the host
+            theirs = messages.decode(cancelled.params, dict[str, msgspec.Raw])
+            line = sound(messages.notification(CANCELLED, theirs | ours).rstrip(b"\n"))
+            if line is not None:  # else above 1 MiB, and no UTF-8
+                return line + b"\n"
+        return messages.notification(CANCELLED, ours)
 
     def drop(self) -> None:
         """Nothing more comes."""
