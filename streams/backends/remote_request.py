@@ -28,8 +28,10 @@ from streams.errors import (
     CannotConnect,
     ClientError,
     Ended,
+    Fenced,
     Refusal,
     StreamGone,
+    Unavailable,
     refusal,
 )
 from streams.logs import log
@@ -264,12 +266,16 @@ class RemoteRequest:
     async def _release(self, call: RemoteCall) -> None:
         """Let the remote server forget the call, once the response is safe here."""
         stream = self._stream
-        if call.kept is not None:
-            while stream.state.outcome is LIVE:
-                await trio.sleep(0.01)
-            if not stream.is_deferred:
-                await stream.flush()
-        call.settle()
+        try:
+            if call.kept is not None:
+                while stream.state.outcome is LIVE:
+                    await trio.sleep(0.01)
+                if not stream.is_deferred:
+                    await stream.flush()
+        except (Unavailable, Fenced) as error:  # this process ends, or another one has the call
+            log.info("a response stays with the remote server", why=str(error))
+        else:
+            call.settle()
         await self._guest.link.leave(call)
 
     # Messages of the remote server

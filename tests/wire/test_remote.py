@@ -13,14 +13,17 @@ import trio
 
 from streams import Server
 from streams.client.client import Client
-from streams.errors import CallFailed, CannotConnect
+from streams.engine.lifecycle import LIVE
+from streams.errors import CallFailed, CannotConnect, Full
+from streams.journal.records import Record
 from streams.messages import decode
 from streams.server.running import RunningServer
 from tests.rigs import ROOT
 from tests.rigs.doc_pages import free_port
 from tests.rigs.outages import Network, network
 from tests.rigs.remote import attached, served
-from tests.rigs.server import PLAIN, Talker, greeted
+from tests.rigs.server import PLAIN, STREAMS, Talker, greeted
+from tests.rigs.troubled import Troubled
 from tests.wire.process import ServerProcess
 from tests.wire.remote_server import QUESTION, server
 from transports import dial
@@ -246,6 +249,43 @@ async def test_a_call_outlives_a_host_that_restarts(tmp_path: Path) -> None:
         until.touch()
         async with Client(running) as host, host.resume(ticket) as call:
             assert (await call.result())["content"][0]["text"] == "2 steps"
+
+
+@every_scheme
+async def test_a_response_that_no_journal_took_is_there_for_the_next_process(
+    scheme: str, tmp_path: Path
+) -> None:
+    journal, until = Troubled(), tmp_path / "until"
+    with trio.fail_after(PATIENCE_S):
+        async with served(server, scheme) as port:
+            url = f"{scheme}://127.0.0.1:{port}"
+            async with attached(url, journal=journal) as running, talking(running, STREAMS) as host:
+                announced = await host.begin(1, "count", n=2, pause_s=0.5, until=str(until))
+                stream = announced["streamId"]
+                while await checkpoint_of(journal, stream) < 2:
+                    await trio.sleep(0.01)
+                journal.trouble = Full("no room")
+                until.touch()
+                while not journal.refused:
+                    await trio.sleep(0.01)
+            journal.trouble = None
+            async with attached(url, journal=journal):
+                while (await record_of(journal, stream)).outcome is LIVE:
+                    await trio.sleep(0.01)
+            runs = await journal.read(stream, 0, bytes_max=1 << 20)
+            assert b"2 steps" in runs[-1].body
+
+
+async def record_of(journal: Troubled, stream: str) -> Record:
+    found = await journal.find(stream)
+    assert found is not None
+    return found
+
+
+async def checkpoint_of(journal: Troubled, stream: str) -> int:
+    """The seq that a call restarts from."""
+    restart = (await record_of(journal, stream)).restart
+    return 0 if restart is None else restart.seq
 
 
 # Processes that are killed
