@@ -385,10 +385,11 @@ def split_arguments(
 
 def _token_in(value: msgspec.Raw) -> str | None:
     """A page token among arguments. A client may send null for the first page."""
-    token: Any = messages.decode(value, Any)
-    if token is None or isinstance(token, str):
-        return token
-    raise Refusal(INVALID_PARAMS, "Bad params: a token among the arguments must be a string.")
+    try:
+        return messages.decode(value, str | None)  # type: ignore[arg-type]
+    except ValueError:
+        why = "Bad params: a token among the arguments must be a string."
+        raise Refusal(INVALID_PARAMS, why) from None
 
 
 def leading_on(result: msgspec.Raw, token: str, ttl_s: float) -> dict[str, Any]:

@@ -374,8 +374,9 @@ def test_a_token_may_stand_among_the_arguments(given: Any, token: str | None, le
     assert (found, msgspec.json.decode(arguments)) == (token, left)
 
 
-def test_an_argument_of_that_name_is_the_tools_own() -> None:
-    given = raw({"resumeToken": 5})
+@pytest.mark.parametrize("token", [b"5", b"1e400", b"9" * 5000])
+def test_an_argument_of_that_name_is_the_tools_own(token: bytes) -> None:
+    given = msgspec.Raw(b'{"resumeToken":%s}' % token)
     assert dialects.split_arguments(given, lambda name: name == "resumeToken") == (None, given)
     with pytest.raises(Refusal, match="must be a string"):
         dialects.split_arguments(given, lambda name: False)
