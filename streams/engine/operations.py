@@ -739,8 +739,12 @@ def latest_progress(stream: Stream, token: ProgressToken | None) -> list[bytes]:
     """The latest progress of a call under another token, for a client that wants progress."""
     if token is None or not stream.latest_progress:
         return []
-    params = messages.decode(messages.parse(stream.latest_progress).params, dict[str, Any])
-    return [messages.notification(_PROGRESS, params | {"progressToken": token})]
+    progress = messages.parse(stream.latest_progress)
+    try:
+        params = messages.decode(progress.params, dict[str, msgspec.Raw])
+    except ValueError:
+        return []  # a backend has sent it, and it is no progress
+    return [messages.notification(_PROGRESS, {**params, "progressToken": token})]
 
 
 def _check_same_call(stream: Stream, params: msgspec.Raw) -> None:

@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Client, Limits, Server, messages
 from streams.backends import Guest, PatienceSettings
-from streams.engine.stream import Stream
+from streams.engine.stream import UNHEARD, Stream
 from streams.errors import Full, Refusal
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
@@ -134,6 +134,23 @@ async def test_an_interim_answer_tells_the_latest_progress(
         assert code_in(answer) == code
         last = await wait_for(talker, 3, code)
         assert text_of(last) == "built"
+
+
+async def test_progress_comes_to_the_waiter_as_the_backend_has_sent_it(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    line = b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,%s}}\n'
+    odd = b'"progress":1,"x":1e400'
+    async with open_house(server, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        steps.do(lambda call: call._stream.send_progress(UNHEARD, line % odd))
+        code = code_in(await talker.answer(1))
+        await talker.call(2, "wait_for_call", token=77, call=code)
+        (told,) = await talker.channel.receive()
+        assert odd in told
+        assert b'"progressToken":77' in told
+        assert code_in(await talker.answer(2)) == code
 
 
 async def test_on_the_journal_an_interim_answer_is_nothing(
