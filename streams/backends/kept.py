@@ -100,11 +100,14 @@ class Kept:
 
 def stale(result: bytes | Members) -> dict[str, Any]:
     """A kept result, with the mark of one in its `_meta`."""
-    members = messages.decode(result, dict[str, Any]) if isinstance(result, bytes) else dict(result)
-    meta: Any = members.get("_meta", {})
-    if isinstance(meta, msgspec.Raw):
-        meta = messages.decode(meta, Any)
-    return {**members, "_meta": {**(meta if isinstance(meta, dict) else {}), STALE: True}}
+    members: Members = (
+        messages.decode(result, dict[str, msgspec.Raw]) if isinstance(result, bytes) else result
+    )
+    try:
+        meta = messages.decode(members.get("_meta", b"{}"), dict[str, msgspec.Raw])
+    except ValueError:
+        meta = {}  # not an object
+    return {**members, "_meta": {**meta, STALE: True}}
 
 
 def _read(path: Path) -> _File:

@@ -680,3 +680,38 @@ async def test_a_server_that_has_forgotten_the_session_gets_a_new_one(status: st
             await host.call(number, "t")
             assert (await host.answer(number))["result"]["content"][0]["text"] == "fine"
             server.is_known = False
+
+
+async def test_a_kept_list_with_odd_numbers_is_told_while_the_server_is_away(
+    tmp_path: Path,
+) -> None:
+    schema = b'{"type":"object","properties":{"a":{"maximum":1e400}}}'
+    page = b'{"tools":[{"name":"t","inputSchema":%s}],"_meta":{"own":1e400}}' % schema
+
+    class Listing(Bad):
+        async def __call__(self, asked: Asked) -> None:
+            message = decode(asked.body or b"{}", Json)
+            if message.get("method") == "tools/list":
+                line = b'{"jsonrpc":"2.0","id":%s,"result":%s}' % (_quoted(message["id"]), page)
+                await asked.respond("200 OK", line)
+            else:
+                await super().__call__(asked)
+
+    hello = tmp_path / "hello.json"
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            http_server(Listing()) as server,
+            attached(server.url, hello_path=hello) as near,
+            Client(near),
+        ):
+            while not hello.exists() or page not in hello.read_bytes():
+                await trio.sleep(0.01)
+        async with attached(server.url, hello_path=hello) as near, trio.open_nursery() as nursery:
+            cable = Cable(principal="alice", capacity=1 << 20)
+            nursery.start_soon(near.serve, cable.far)
+            host = await greeted(Talker(cable.near, cable), {})
+            await host.ask(1, "tools/list")
+            (line,) = await host.channel.receive()
+            assert schema in line
+            assert b'"_meta":{"own":1e400,"mcp-streams/stale":true}' in line
+            nursery.cancel_scope.cancel()
