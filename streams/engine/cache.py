@@ -124,7 +124,6 @@ class Cache:
         self._counted: dict[str, int] = {}
         self._evictions = 0
         self._counted_at: dict[str, float] = {}  # in a shared journal
-        self._evicted_counted_at = -math.inf  # in a shared journal
         # The oldest evicted streams of a principal that were read, by their numbers and in that
         # order. The journal may have more with higher numbers.
         self._oldest: dict[str, dict[int, Evicted]] = {}
@@ -465,6 +464,8 @@ class Cache:
     async def _sweep_some(self) -> bool:
         """Look at the evicted streams that are due first; whether any was due."""
         self._next_due_at = math.inf
+        if self._is_shared:  # other replicas have evicted, loaded and forgotten some meanwhile
+            self._streams.evicted = (await patiently(self._journal.totals)).evicted
         records = await patiently(lambda: self._journal.due(limit=SWEPT_AT_ONCE))
         is_any_due = False
         expired: list[Record] = []
@@ -518,8 +519,6 @@ class Cache:
         return await self._make_room(principal)
 
     async def _make_room(self, principal: str) -> list[Stream]:
-        if self._is_shared:
-            await self._count_evicted()
         elsewhere = Elsewhere(wanted=await self._wanted_about(principal))
         if self._streams.is_principal_full(principal, elsewhere):
             elsewhere.wanted = await self._count_wanted(principal)
@@ -543,13 +542,6 @@ class Cache:
         self._oldest.get(evicted.wanted_by, {}).pop(evicted.number, None)
         self._note_forgotten(evicted.id, evicted.wanted_by, may_wait=True)
         self._committer.add(Forget(evicted.id, evicted.fence), may_wait=True)
-
-    async def _count_evicted(self) -> None:
-        """Count anew what other replicas have evicted, loaded and forgotten meanwhile."""
-        now = trio.current_time()
-        if now - self._evicted_counted_at > COUNTED_S:
-            self._evicted_counted_at = now
-            self._streams.evicted = (await self._journal.totals()).evicted
 
     async def _wanted_about(self, principal: str) -> int:
         """How many of the principal's streams elsewhere are wanted, often without a lookup.
