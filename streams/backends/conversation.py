@@ -92,8 +92,6 @@ class Exchange:
 
     __slots__ = (
         "_arrived",
-        "_conversation",
-        "cancelled_at",
         "inbox",
         "method",
         "number",
@@ -104,10 +102,9 @@ class Exchange:
         "task",
     )
 
-    def __init__(
-        self, conversation: "Conversation", number: int, stream: Stream, session: Session
-    ) -> None:
-        self._conversation = conversation
+    is_cancelled: Final = False
+
+    def __init__(self, number: int, stream: Stream, session: Session) -> None:
         self.number = number
         self.stream = stream
         self.session = session
@@ -115,26 +112,19 @@ class Exchange:
         self.task: str | None = None
         self.inbox: list[tuple[Message, bytes] | BaseException] = []
         self.size = 0
-        self.cancelled_at: float | None = None
         self.questions: dict[RequestId, trio.CancelScope] = {}  # of the child, by its ids
         self._arrived = trio.lowlevel.ParkingLot()
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the client does not wait for it any more."""
-        return self.cancelled_at is not None
-
     def may_follow(self) -> bool:
         """See `InFlight`."""
-        return self.cancelled_at is not None and self._conversation.may_follow(self.cancelled_at)
+        return False
 
     def put(self, item: tuple[Message, bytes] | BaseException, size: int = 0) -> None:
         """Put a message into the inbox, or the error that ends the request."""
-        if self.cancelled_at is None:
-            self.inbox.append(item)
-            self.size += size
-            if len(self.inbox) == 1:
-                self._arrived.unpark_all()
+        self.inbox.append(item)
+        self.size += size
+        if len(self.inbox) == 1:
+            self._arrived.unpark_all()
 
     async def take(self) -> list[tuple[Message, bytes] | BaseException]:
         """Wait for messages, and take all that have come."""
@@ -152,6 +142,27 @@ class Exchange:
     def is_full(self) -> bool:
         """Whether its handler is far behind."""
         return self.size > INBOX_BYTES_MAX or len(self.inbox) > INBOX_LINES_MAX
+
+
+class CancelledExchange:
+    """A cancelled request, without its stream: enough to know its late messages."""
+
+    __slots__ = ("_cancelled_at", "_conversation", "number", "task")
+
+    is_cancelled: Final = True
+
+    def __init__(self, conversation: "Conversation", exchange: Exchange) -> None:
+        self._conversation = conversation
+        self._cancelled_at = trio.current_time()
+        self.number = exchange.number
+        self.task = exchange.task
+
+    def may_follow(self) -> bool:
+        """See `InFlight`."""
+        return self._conversation.may_follow(self._cancelled_at)
+
+    def put(self, item: BaseException) -> None:
+        """Drop the error that ends the request."""
 
 
 class Conversation:
@@ -175,8 +186,8 @@ class Conversation:
         self._audience = audience
         self._nursery = nursery
         self._is_shared = is_shared  # by sessions of several principals
-        self._attribution: Attribution[Exchange] = Attribution()
-        self._cancelled: dict[int, Exchange] = {}
+        self._attribution: Attribution[Exchange | CancelledExchange] = Attribution()
+        self._cancelled: dict[int, CancelledExchange] = {}
         self._own: dict[int, trio.MemorySendChannel[Message]] = {}  # requests of this process
         self._strays: dict[RequestId, trio.CancelScope] = {}  # questions of no request
         self._sent: dict[RequestId, RequestId] = {}  # our ids of the child's questions
@@ -292,7 +303,7 @@ class Conversation:
         await self.process.wait_for_room()
         if self.process.ending is not None:
             raise Died(self.process.ending)
-        exchange = Exchange(self, self._next(), stream, session)
+        exchange = Exchange(self._next(), stream, session)
         line = request_line(exchange)
         self._attribution.requests[exchange.number] = exchange
         try:
@@ -359,7 +370,6 @@ class Conversation:
     def _end(self, exchange: Exchange) -> None:
         """The request is answered, or will never be."""
         self._attribution.requests.pop(exchange.number, None)
-        self._cancelled.pop(exchange.number, None)
         self._clear(exchange)
 
     def _clear(self, exchange: Exchange) -> None:
@@ -382,11 +392,19 @@ class Conversation:
         is_answered = exchange.number not in self._attribution.requests
         if is_answered or self.process.ending is not None:
             return
-        exchange.cancelled_at = trio.current_time()
-        self._cancelled[exchange.number] = exchange
+        cancelled = CancelledExchange(self, exchange)
+        self._cancelled[exchange.number] = cancelled
+        self._attribution.requests[exchange.number] = cancelled
+        for its_id in exchange.questions:
+            self._attribution.questions[its_id] = cancelled
         if len(self._cancelled) > CANCELLED_MAX:
-            self._end(next(iter(self._cancelled.values())))
+            self._forget_cancelled(next(iter(self._cancelled)))
         self.tell(messages.notification(CANCELLED, {"requestId": exchange.number}))
+
+    def _forget_cancelled(self, number: int) -> None:
+        """A cancelled request is answered, or too many others were cancelled since."""
+        del self._cancelled[number]
+        del self._attribution.requests[number]
 
     # Questions of the child
 
@@ -558,12 +576,12 @@ class Conversation:
             self._on_question(line, message)
 
     def _on_answer(self, line: bytes, message: Message) -> None:
-        exchange: Exchange | None
+        exchange: Exchange | CancelledExchange | None
         if message.id is None:
             exchange = self._attribution.only  # it could not read the request
         else:
             exchange = self._attribution.named(message.id)
-        if exchange is not None and exchange.cancelled_at is None:
+        if isinstance(exchange, Exchange):
             if message.result is msgspec.UNSET and message.error is msgspec.UNSET:
                 exchange.put(Refusal(INTERNAL_ERROR, "The wrapped server has sent no result."))
             else:
@@ -571,7 +589,7 @@ class Conversation:
             self._answered.add(exchange)
             self._attribution.requests.pop(exchange.number)  # a second answer belongs to none
         elif exchange is not None:
-            self._end(exchange)
+            self._forget_cancelled(exchange.number)
         elif isinstance(message.id, int) and message.id in self._own:
             self._own.pop(message.id).send_nowait(message)
         else:
@@ -590,7 +608,7 @@ class Conversation:
             self._refuse(message.id, Refusal(INTERNAL_ERROR, "Too many questions are open."))
             return
         exchange = self._attribution.of(message)
-        if exchange is not None and exchange.cancelled_at is not None:
+        if isinstance(exchange, CancelledExchange):
             self._refuse(message.id, Refusal(INTERNAL_ERROR, "The request was cancelled."))
             return
         self._attribution.questions[message.id] = exchange
@@ -621,8 +639,8 @@ class Conversation:
             told = attribution.with_member(line, ("params", "requestId"), our_id)
             self._audience.stray(message, told.rstrip(b"\n"))
 
-    def _put(self, exchange: Exchange, message: Message, line: bytes) -> None:
-        if exchange.cancelled_at is not None:
+    def _put(self, exchange: Exchange | CancelledExchange, message: Message, line: bytes) -> None:
+        if isinstance(exchange, CancelledExchange):
             self._drop()
             return
         exchange.put((message, line), len(line))

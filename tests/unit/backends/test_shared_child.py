@@ -4,6 +4,7 @@ The child is a stand-in in this process that asks as real servers do: it does no
 steps, those of the clients and trio's schedule follow from a seed.
 """
 
+import gc
 import os
 import random
 from collections import Counter
@@ -19,7 +20,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams.backends import supervision
 from streams.backends.child import ChildBackend, ChildSettings
-from streams.backends.conversation import QUESTIONS_MAX
+from streams.backends.conversation import QUESTIONS_MAX, Exchange
 from streams.backends.process import Ending
 from streams.client.call import RunningCall
 from streams.client.client import Client
@@ -268,6 +269,37 @@ async def test_questions_of_cancelled_calls_take_no_places(
             await talker.find(lambda message: message.get("method") == ELICIT)
             nursery.cancel_scope.cancel()
     assert not [each for each in logs if each["log_level"] == "error"]
+
+
+async def test_of_a_cancelled_call_no_request_is_kept(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """As a server should, the child does not answer it; so all is late that it says of it."""
+    async with shared(monkeypatch) as (child, server), trio.open_nursery() as nursery:
+        cable = Cable(principal="mallory")
+        nursery.start_soon(server.serve, cable.far)
+        talker = await greeted(Talker(cable.near, cable), {"elicitation": {}})
+        for number in range(3):
+            await talker.call(number, "ask", owner="mallory", nth=number)
+            await wait_all_tasks_blocked()
+            child.ask(child.calls[max(child.calls)])
+            await talker.tell("notifications/cancelled", requestId=number)
+            await wait_all_tasks_blocked()
+        await trio.sleep(60)
+        gc.collect()
+        found = [each for each in gc.get_objects() if isinstance(each, Exchange)]
+        assert not [each for each in found if each.session.principal == "mallory"]
+        for call in list(child.calls.values()):
+            child.ask(call)
+            child.log(call)
+            child.end(call)
+        assert await talker.request(10, "tools/list") == {}
+        assert not [each for each in talker.seen if each.get("method") == LOG]
+        await talker.call(11, "ask", owner="mallory", nth=0)
+        await wait_all_tasks_blocked()
+        child.ask(*child.calls.values())
+        await talker.find(lambda message: message.get("method") == ELICIT)
+        nursery.cancel_scope.cancel()
 
 
 async def _entered(nursery: trio.Nursery, client: Client) -> Client:
