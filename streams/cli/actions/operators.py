@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from streams import logs
+from streams import logs, messages
 from streams.cli.actions.admin_client import AdminClient, CannotAsk
 from streams.cli.actions.output import as_json_text, harmless, print_aligned, say
 from streams.cli.actions.sources import CannotLook, Source, source_now, source_of
@@ -398,10 +398,15 @@ def _marks(call: CallView) -> str:
     )
 
 
+class _Asked(msgspec.Struct):
+    message: str
+
+
 def _asked(params: msgspec.Raw) -> str:
-    asked = msgspec.json.decode(params)
-    message = asked.get("message") if isinstance(asked, dict) else None
-    return message if isinstance(message, str) else bytes(params).decode(errors="replace")
+    try:
+        return messages.decode(params, _Asked).message
+    except ValueError:
+        return bytes(params).decode(errors="replace")
 
 
 # stats

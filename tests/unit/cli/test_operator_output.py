@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -14,7 +15,7 @@ from streams.cli.operator_options import Output
 from streams.clock import wall
 from streams.observe.details import CallDetail, MessagesFound
 from streams.observe.lines import view
-from streams.observe.registry import CallView, Page, State, Wanted
+from streams.observe.registry import CallView, OpenQuestion, Page, State, Wanted
 
 ANONYMOUS = "session(5db3ea08a4f34f6f9d0a5db3ea08a4f34f6f9d0a5db3ea08a4f34f6f9d0a12)"
 RESULT = b'{"jsonrpc":"2.0","id":1,"result":{}}\n'
@@ -96,6 +97,21 @@ def test_the_principal_gives_way_in_a_narrow_window(columns: int) -> None:
         for cell in (call.id, call.tool, call.state, "59m 59s", "websocket"):
             assert cell in line
         assert ("session(5db3ea08..." in line) == (columns == 120)
+
+
+@pytest.mark.parametrize(
+    ("params", "shown"),
+    [
+        (b'{"message":"Which?","requestedSchema":{"maximum":1e400}}', "Which?"),
+        (b'{"maxTokens":1e400}', '{"maxTokens":1e400}'),
+    ],
+)
+def test_a_question_is_shown_whatever_its_numbers(params: bytes, shown: str) -> None:
+    question = OpenQuestion("a", 1, "elicitation/create", msgspec.Raw(params))
+    call = msgspec.structs.replace(a_call(state="asking"), questions=(question,))
+    out = io.StringIO()
+    Console(file=out, width=200).print(operators.card_of(call))
+    assert f"elicitation/create {shown}" in out.getvalue()
 
 
 async def test_a_list_tells_that_there_is_more() -> None:
