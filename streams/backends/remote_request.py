@@ -159,6 +159,7 @@ class RemoteRequest:
         self._stream: Stream
         self._tasks: trio.Nursery
         self._turn = trio.Lock()  # held while a run is passed on, up to its checkpoint
+        self._is_passing = False  # a run was handed out, and is not passed on yet
         self._lines = 0  # passed on since the last checkpoint
         self._checkpointed_at: float | None = None
         self._progress: float | None = None  # the most that was reported, before a rerun
@@ -219,15 +220,18 @@ class RemoteRequest:
         failure: ClientError | Refusal | None = None
         is_over = False
         guest.relays[call] = self
+        self._is_passing = False
         try:
             async with trio.open_nursery() as self._tasks:
                 if call.kept is not None and call.ticket is None:
                     self._tasks.start_soon(self._keep_ticket, call)
                 try:
                     async for run in call.runs():
+                        self._is_passing = True
                         async with self._turn:
                             await self._take(run)
                             await self._checkpoint(call)
+                            self._is_passing = False
                 except (ClientError, Refusal) as error:
                     failure = error
                 self._tasks.cancel_scope.cancel()
@@ -355,7 +359,8 @@ class RemoteRequest:
         assert call.announced is not None
         await call.announced.wait()
         async with self._turn:
-            await self._checkpoint(call)
+            if not self._is_passing:  # else the ticket counts a run that waits for its turn
+                await self._checkpoint(call)
 
     async def _checkpoint(self, call: RemoteCall) -> None:
         """Keep the ticket of the call, and how far it is passed on.

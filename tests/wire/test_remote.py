@@ -15,8 +15,11 @@ from streams import Server
 from streams.client.client import Client
 from streams.engine.lifecycle import LIVE
 from streams.errors import CallFailed, CannotConnect, Full
+from streams.journal.contract import Journal
+from streams.journal.memory import MemoryJournal
 from streams.journal.records import Record
 from streams.messages import decode
+from streams.protocol.ticket import Ticket
 from streams.server.running import RunningServer
 from tests.rigs import ROOT
 from tests.rigs.doc_pages import free_port
@@ -276,13 +279,32 @@ async def test_a_response_that_no_journal_took_is_there_for_the_next_process(
             assert b"2 steps" in runs[-1].body
 
 
-async def record_of(journal: Troubled, stream: str) -> Record:
+@every_scheme
+async def test_a_checkpoint_counts_no_message_that_the_journal_lacks(
+    scheme: str, tmp_path: Path
+) -> None:
+    journal = MemoryJournal()
+    async with (
+        through_network(scheme, journal=journal) as (_, running),
+        talking(running, STREAMS) as host,
+    ):
+        for number in range(20):
+            stream = await host.begin(number, "count", n=1, until=str(tmp_path / "never"))
+            while not (restart := (await record_of(journal, stream["streamId"])).restart) or (
+                restart.state is None
+            ):
+                await trio.sleep(0.01)
+            ticket = Ticket.parse(decode(restart.state, str))
+            assert (ticket.after or 0) == restart.seq
+
+
+async def record_of(journal: Journal, stream: str) -> Record:
     found = await journal.find(stream)
     assert found is not None
     return found
 
 
-async def checkpoint_of(journal: Troubled, stream: str) -> int:
+async def checkpoint_of(journal: Journal, stream: str) -> int:
     """The seq that a call restarts from."""
     restart = (await record_of(journal, stream)).restart
     return 0 if restart is None else restart.seq
