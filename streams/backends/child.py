@@ -8,7 +8,7 @@ and share the state of its sessions.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -261,9 +261,10 @@ class _Guest:
         if self._settings.isolate != "session" and "capabilities" in hello:
             # A child of one call ends with that call, and its tasks with it. A shared child does
             # not say which client a task belongs to.
-            capabilities = messages.decode(hello["capabilities"], dict[str, msgspec.Raw])
-            capabilities.pop("tasks", None)
-            hello["capabilities"] = capabilities
+            with suppress(ValueError):  # not an object, as some servers write an empty one
+                capabilities = messages.decode(hello["capabilities"], dict[str, msgspec.Raw])
+                capabilities.pop("tasks", None)
+                hello["capabilities"] = capabilities
         return hello
 
     def tool(self, name: str) -> None:

@@ -421,10 +421,9 @@ async def listed_tools(conversation: Conversation) -> list[msgspec.Raw]:
 
 
 class _Hello(msgspec.Struct, rename="camel"):
-    """The members of the answer to `initialize` that a session is begun with."""
+    """The member of the answer to `initialize` that a session cannot begin without."""
 
     protocol_version: str = ""
-    capabilities: dict[str, msgspec.Raw] = {}
 
 
 class _Error(msgspec.Struct):
