@@ -169,7 +169,7 @@ class Keyring:
         """The prefixes of a stream's event ids, with each of the keys: its names, in hex."""
         return [name.hex() for name in self.names(stream_id)]
 
-    def names(self, stream_id: str) -> list[bytes]:
+    def names(self, stream_id: str) -> tuple[bytes, ...]:
         """The names by which a stream is found by its token alone, one with each of the keys.
 
         A name has 128 bits and is not secret. Without a key, it reveals nothing of the stream's id.
@@ -218,8 +218,8 @@ class Keyring:
 
 
 @functools.lru_cache(maxsize=1024)  # a call with event ids needs them twice
-def _names(keys: Sequence[bytes], stream_id: str) -> list[bytes]:
-    return [name_of(_hash(key, stream_id).decode()) for key in keys]
+def _names(keys: tuple[bytes, ...], stream_id: str) -> tuple[bytes, ...]:
+    return tuple(name_of(_hash(key, stream_id).decode()) for key in keys)
 
 
 def name_of(token: str) -> bytes:

@@ -374,7 +374,8 @@ def redacted(_: object, __: str, line: str) -> str:
 
     An application that configures structlog by itself puts this processor behind its renderer.
     """
-    line = _STORE_SECRET.sub(r"\g<scheme>", line)
+    if "@" in line:  # few lines have one
+        line = _STORE_SECRET.sub(r"\g<scheme>", line)
     return _NAMED_SECRET.sub(rf"\g<name>{REDACTED}", _SECRET.sub(REDACTED, line))
 
 

@@ -276,7 +276,7 @@ class Cache:
         if record is None or record.due_at is None:
             return None
         grants = await self._journal.grants(stream_id)
-        names = tuple(self._keyring.names(stream_id))
+        names = self._keyring.names(stream_id)
         is_named = await self._journal.named(names[0]) == stream_id
         if (taken_over := self._streams.get(stream_id)) is not None:  # for a client that follows it
             return taken_over

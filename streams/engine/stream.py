@@ -331,7 +331,7 @@ class Stream:
     def names(self) -> tuple[bytes, ...]:
         """The names by which its tokens and its idempotency key lead to it."""
         names = self._keyring.names(self.id)
-        return tuple(names if self.mark is None else [*names, bytes.fromhex(self.mark.name)])
+        return names if self.mark is None else (*names, bytes.fromhex(self.mark.name))
 
     @property
     def is_open_to_key(self) -> bool:

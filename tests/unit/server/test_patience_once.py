@@ -20,6 +20,7 @@ from tests.rigs.server import (
     STREAMS,
     Json,
     Talker,
+    flood,
     open_house,
     page_text,
     text_of,
@@ -479,24 +480,25 @@ async def test_calls_that_are_cancelled_before_they_begin_are_not_kept(
         assert len(house.running._backend._asked) <= 1  # type: ignore[attr-defined]
 
 
-async def test_a_call_that_failed_and_still_cleans_up_can_be_resumed(
-    autojump_clock: MockClock,
-) -> None:
+def failing(go: trio.Event) -> Server:
+    """A server whose tool `step` sends too much, if it may go on, and then cleans up for long."""
     limits = Limits(unsent_entries_max=3)
     server = Server("tested", resume_min_s=0, announce_after_s=0, limits=limits)
-    go = trio.Event()
 
     @server.tool(overflow="fail")
     async def step(call: Call) -> None:
         await go.wait()
-        try:
-            while True:
-                await call.log("info", "more")
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(100)
+        await flood(call)
+        await trio.sleep(100)
 
-    async with open_house(server, patience=ONCE) as house:
+    return server
+
+
+async def test_a_call_that_failed_and_still_cleans_up_can_be_resumed(
+    autojump_clock: MockClock,
+) -> None:
+    go = trio.Event()
+    async with open_house(failing(go), patience=ONCE) as house:
         first = await house.dial(STREAMS, USER)
         stream = await first.begin(1, "step")
         second = await house.dial(STREAMS, USER)
@@ -527,21 +529,12 @@ async def test_all_that_make_a_call_at_another_replica_get_its_result(
 async def test_a_call_that_failed_while_it_is_followed_tells_its_error_to_all(
     autojump_clock: MockClock,
 ) -> None:
-    server = Server("tested", limits=Limits(unsent_entries_max=3))
-
-    @server.tool(overflow="fail")
-    async def step(call: Call) -> None:
-        await trio.sleep(5)
-        try:
-            while True:
-                await call.log("info", "more")
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.sleep(100)
-
-    async with open_house(server, patience=ONCE) as house:
+    go = trio.Event()
+    async with open_house(failing(go), patience=ONCE) as house:
         first, second = await house.dial(PLAIN, USER), await house.dial(PLAIN, USER)
         await first.call(1, "step")
         await wait_all_tasks_blocked()
         await second.call(2, "step")
+        await wait_all_tasks_blocked()
+        go.set()
         assert (await second.answer(2))["error"] == (await first.answer(1))["error"]
