@@ -257,14 +257,10 @@ class RedisJournal:
         self._lines.expect(stream, after, bytes_max)
 
     async def totals(self) -> Totals:
-        prefix = self._prefix
-        whole, own, newest = await self._calls(
-            (b"ZCARD", prefix + "n"),
-            (b"ZCARD", f"{prefix}o:{self.replica}"),
-            (b"ZRANGE", prefix + "n", -1, -1),
+        evicted, newest = await self._calls(
+            (b"ZCARD", self._prefix + "e"), (b"ZRANGE", self._prefix + "n", -1, -1)
         )
-        last_number = codec.number_in(newest[0]) if newest else 0
-        return Totals(whole - own, last_number)
+        return Totals(evicted, codec.number_in(newest[0]) if newest else 0)
 
     async def find(self, stream: str) -> Record | None:
         [record] = await self._records([stream])

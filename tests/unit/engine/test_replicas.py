@@ -482,15 +482,27 @@ async def test_the_first_calls_of_a_principal_may_come_at_once(
 # Memory
 
 
+def small(resident_max: int) -> Server:
+    """A server that takes two streams, and forgets those that have ended after half a minute."""
+    limits = Limits(streams_max=2, resident_max=resident_max, drained_s=30, tombstone_s=30)
+    return Server("tested", resume_min_s=0, announce_after_s=0, limits=limits)
+
+
+async def test_running_calls_of_another_replica_take_no_room_here(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replicas(lambda: small(0)) as replicas:
+        for replica in await replicas.two():
+            for _ in range(2):
+                await begun(replica)
+            await trio.sleep(60)
+
+
 async def test_streams_that_another_replica_forgets_leave_room_here(
     autojump_clock: MockClock,
 ) -> None:
-    def make(resident_max: int) -> Server:
-        limits = Limits(streams_max=2, resident_max=resident_max, drained_s=30, tombstone_s=30)
-        return Server("tested", resume_min_s=0, announce_after_s=0, limits=limits)
-
-    async with open_replicas(lambda: make(0)) as replicas:
-        ours, theirs = await replicas.start(), await replicas.start(make(100))
+    async with open_replicas(lambda: small(0)) as replicas:
+        ours, theirs = await replicas.start(), await replicas.start(small(100))
         for _ in range(4):
             talker, stream = await begun(ours)
             await talker.leave()
