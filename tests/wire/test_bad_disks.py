@@ -34,7 +34,7 @@ FILES_MAX = 9
 @contextmanager
 def mounted(folder: Path, *options: str) -> Iterator[Path]:
     folder.mkdir()
-    chosen = ",".join(("size=8m", *options))
+    chosen = ",".join(("size=16m", *options))
     mount = ["mount", "-t", "tmpfs", "-o", chosen, "tmpfs", str(folder)]
     made = subprocess.run(mount, capture_output=True, text=True, check=False)
     if made.returncode:
@@ -104,7 +104,7 @@ def test_on_a_disk_that_is_too_small_for_a_journal_no_server_starts(
 ) -> None:
     with mounted(tmp_path / "disk", "size=6m") as disk:
         said = refused(disk / "journal.db", way)
-        assert "its disk has 6 MiB in all, and a journal needs at least 8 MiB" in said
+        assert "its disk has 6 MiB in all, and a journal needs at least 16 MiB" in said
         assert not (disk / "journal.db").exists()
 
 

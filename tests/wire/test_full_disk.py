@@ -139,7 +139,7 @@ def test_on_a_disk_that_stays_full_acks_make_room(disk: Path, gate: Gate) -> Non
         assert server.journal.stat().st_size < 40 * MIB
 
 
-@pytest.mark.parametrize("mib", [8, 10, 12])
+@pytest.mark.parametrize("mib", [16, 18, 20])
 def test_on_a_small_disk_acks_make_room_for_a_journal_alone(
     tmp_path: Path, gate: Gate, mib: int
 ) -> None:

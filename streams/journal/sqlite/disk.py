@@ -79,8 +79,8 @@ RESERVE_PART: Final = 8
 # be copied into the file, and the journal could free no space.
 SMALL_DISK_BYTES: Final = RESERVE_BYTES * RESERVE_PART
 WAL_PART: Final = 4
-# A stream commits up to 1 MiB at a time. A quarter of this disk holds that and its rows in tables.
-DISK_BYTES_MIN: Final = 8 * MIB
+# A stream commits up to 2 MB at a time. A quarter of this disk holds that and its rows in tables.
+DISK_BYTES_MIN: Final = 16 * MIB
 
 # How often the rows of anonymous callers are counted at most, once they near their limit. A count
 # delays a commit, with ten million streams by 4 s: so the next one waits ten times as long.

@@ -96,7 +96,7 @@ class SQLiteStore:
 
         Raises `JournalUnusable`, which says what to do, if the file is owned by another process,
         belongs to another program, is damaged, newer or not writable, or if its disk has less than
-        8 MiB in all.
+        16 MiB in all.
         """
         check_files(path)
         self._path = path = Path(os.path.realpath(path))
