@@ -29,6 +29,7 @@ from streams.errors import Unavailable
 from streams.journal.records import Outcome, Record
 from streams.keys import SHOWN_LETTERS
 from streams.messages import RequestId, Run
+from streams.observe.lines import NULL
 from streams.protocol.origin import tool_in
 
 NAME_LETTERS_MAX: Final = 200  # of a tool or a principal
@@ -508,6 +509,6 @@ def _question(found: tuple[RequestId, Question]) -> OpenQuestion:
     try:
         message = messages.look(question.line)
     except RecursionError:  # nested too deeply
-        return OpenQuestion(request_id, question.seq, "", msgspec.Raw(b"null"))
+        return OpenQuestion(request_id, question.seq, "", NULL)
     method = message.method if isinstance(message.method, str) else ""
     return OpenQuestion(request_id, question.seq, method, message.params)

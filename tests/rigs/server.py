@@ -80,6 +80,10 @@ class Talker:
         stream: Json = created["params"]["stream"]
         return stream
 
+    async def question(self) -> Json:
+        """The next question of a tool to the client."""
+        return await self.find(lambda m: m.get("method") == "elicitation/create")
+
     async def policy(self) -> Json:
         """The next resume policy, in the words of `REQUESTS`."""
         told = await self.find(lambda m: m.get("method") == "notifications/requests/resumePolicy")

@@ -28,10 +28,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     return Server("tested", limits=Limits(resident_max=request.param))
 
 
-async def question(talker: Talker) -> Json:
-    return await talker.find(lambda m: m.get("method") == "elicitation/create")
-
-
 async def give(talker: Talker, asked: Json, *answers: str) -> None:
     await talker.say(*({"id": asked["id"], "result": {"says": answer}} for answer in answers))
 
@@ -41,7 +37,7 @@ async def test_the_first_answer_counts(server: Server, steps: Steps) -> None:
         talker = await house.dial()
         await talker.begin(1, "step")
         steps.ask()
-        asked = await question(talker)
+        asked = await talker.question()
         await give(talker, asked, "first", "second")
         await wait_all_tasks_blocked()
         await give(talker, asked, "third")
@@ -56,7 +52,7 @@ async def test_an_answer_to_nothing_is_dropped(server: Server, steps: Steps) -> 
         await talker.begin(1, "step")
         await talker.say({"id": "never asked", "result": {}}, {"id": 7, "result": {}})
         steps.ask()
-        asked = await question(talker)
+        asked = await talker.question()
         await give(talker, asked, "late")
         steps.finish()
         await talker.answer(1)
@@ -70,7 +66,7 @@ async def test_an_error_is_an_answer(server: Server, steps: Steps) -> None:
         talker = await house.dial()
         await talker.begin(1, "step")
         steps.ask()
-        asked = await question(talker)
+        asked = await talker.question()
         await talker.say({"id": asked["id"], "error": {"code": -32601, "message": "no forms here"}})
         answer = await talker.answer(1)
     assert answer["result"]["isError"]
@@ -82,7 +78,7 @@ async def test_a_strangers_answer_is_dropped(server: Server, steps: Steps) -> No
         owner, stranger = await house.dial(), await house.dial(principal="mallory")
         await owner.begin(1, "step")
         steps.ask()
-        asked = await question(owner)
+        asked = await owner.question()
         await give(stranger, asked, "forged")
         assert await stranger.request(2, "ping") == {}
         await give(owner, asked, "true")
@@ -96,7 +92,7 @@ async def test_another_connection_of_the_owner_may_answer(server: Server, steps:
         first, second = await house.dial(), await house.dial()
         await first.begin(1, "step")
         steps.ask()
-        await give(second, await question(first), "from elsewhere")
+        await give(second, await first.question(), "from elsewhere")
         steps.finish()
         await first.answer(1)
     assert steps.answers == [{"says": "from elsewhere"}]
@@ -111,7 +107,7 @@ async def test_who_was_asked_by_token_may_answer(
         await owner.leave()
         steps.ask()
         await bearer.ask(2, "stream/resume", **named(stream), **with_token(stream))
-        await give(bearer, await question(bearer), "by token")
+        await give(bearer, await bearer.question(), "by token")
         steps.finish()
         await bearer.answer(2)
     assert steps.answers == [{"says": "by token"}]
@@ -126,7 +122,7 @@ async def test_a_question_without_answer_is_asked_again_whatever_the_cursor(
         stream = await first.begin(1, "step")
         steps.log("before")
         steps.ask()
-        asked = await question(first)
+        asked = await first.question()
         await first.leave()
         await second.ask(2, "stream/resume", **named(stream), after=2)
         assert await second.read() == asked  # without a number: it has one
@@ -148,7 +144,7 @@ async def test_a_plain_clients_answer_shows_that_it_has_all_before_it(
         stream = await talker.begin(1, "step")
         steps.log("before")
         steps.ask()
-        await give(talker, await question(talker), "yes")
+        await give(talker, await talker.question(), "yes")
         await wait_all_tasks_blocked()
         assert not (await talker.poll(2, stream))["pendingMessages"]
 
@@ -158,7 +154,7 @@ async def test_a_confirming_clients_answer_confirms_nothing(server: Server, step
         talker = await house.dial(POSITIONS)
         stream = await talker.begin(1, "step")
         steps.ask()
-        await give(talker, await question(talker), "yes")
+        await give(talker, await talker.question(), "yes")
         await wait_all_tasks_blocked()
         assert (await talker.poll(2, stream))["pendingMessages"]
 
@@ -308,7 +304,7 @@ async def test_a_plain_client_is_asked_too(server: Server, steps: Steps) -> None
         steps.ask()
         steps.log("thanks")
         steps.finish()
-        await give(talker, await question(talker), "plain")
+        await give(talker, await talker.question(), "plain")
         await talker.answer(1)
     assert steps.answers == [{"says": "plain"}]
     assert said(talker.seen) == ["thanks"]
@@ -321,12 +317,12 @@ async def test_a_question_remembers_the_newest_of_its_clients(autojump_clock: Mo
         talker = await house.dial()
         stream = await talker.begin(1, "step")
         steps.ask()
-        await question(talker)
+        await talker.question()
         for number in range(READERS_MAX + 10):
             await talker.leave()
             talker = await house.dial()
             await talker.ask(number, "stream/resume", **named(stream))
-            asked = await question(talker)
+            asked = await talker.question()
         [answer] = house.running.engine._streams.answers.values()
         assert len(answer.readers) == READERS_MAX
         await give(talker, asked, "newest")

@@ -268,14 +268,14 @@ async def test_a_question_is_answered_at_another_replica(
     first, stream = await begun(theirs)
     if is_early:
         theirs.steps.ask()
-        await first.find(lambda m: m.get("method") == "elicitation/create")
+        await first.question()
         await first.leave()
     talker = await ours.dial()
     await talker.ask(2, "stream/resume", **named(stream))
     if not is_early:
         await talker.announced()
         theirs.steps.ask()
-    asked = await talker.find(lambda m: m.get("method") == "elicitation/create")
+    asked = await talker.question()
     await talker.say({"id": asked["id"], "result": {"says": "yes"}})
     theirs.steps.finish()
     await talker.answer(1)
@@ -334,7 +334,7 @@ async def test_a_strangers_answer_elsewhere_is_dropped(
     ours, theirs = await replicas.two()
     first, _ = await begun(theirs)
     theirs.steps.ask()
-    asked = await first.find(lambda m: m.get("method") == "elicitation/create")
+    asked = await first.question()
     stranger = await ours.dial(principal="mallory")
     await stranger.say({"id": asked["id"], "result": {"says": "no"}})
     assert await stranger.request(2, "ping") == {}
@@ -454,7 +454,7 @@ async def test_polls_tell_the_status_of_another_replicas_stream(
     talker = await ours.dial()
     assert (await talker.poll(2, stream))["status"] == "live"
     theirs.steps.ask()
-    asked = await first.find(lambda m: m.get("method") == "elicitation/create")
+    asked = await first.question()
     await first.leave()
     (listed,) = (await talker.request(3, "stream/poll/all"))["statuses"]
     assert (listed["streamId"], listed["hasRequest"]) == (stream["streamId"], True)
@@ -522,17 +522,12 @@ async def test_questions_of_a_followed_call_go_with_it(
     ours, theirs = await replicas.two()
     first, stream = await begun(theirs)
     theirs.steps.ask()
-    await asked(first)
+    await first.question()
     await first.leave()
     reader = await ours.dial()
     await reader.ask(2, "stream/resume", **named(stream))
-    await asked(reader)
+    await reader.question()
     await reader.leave()
     await trio.sleep(5 * LEASE_S)
     assert not ours.running.engine._streams.answers
     assert len(theirs.running.engine._streams.answers) == 1
-
-
-async def asked(talker: Talker) -> Json:
-    """The next question that a client is sent."""
-    return await talker.find(lambda m: m.get("method") == "elicitation/create")

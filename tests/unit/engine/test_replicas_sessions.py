@@ -53,6 +53,18 @@ async def replicas() -> AsyncIterator[Replicas]:
         yield replicas
 
 
+def delay(replica: Replica, request: str, by_s: float) -> None:
+    """Let a kind of request to the store take longer from now on."""
+    inner = replica.reached.inner
+    ask = getattr(inner, request)
+
+    async def ask_later(*what: Any) -> Any:
+        await trio.sleep(by_s)
+        return await ask(*what)
+
+    setattr(inner, request, ask_later)
+
+
 async def elsewhere(replica: Replica, browser: Browser) -> Browser:
     """The same client at another replica."""
     return await replica.browse({}, browser.session, caller=browser.caller)
@@ -442,13 +454,7 @@ async def test_a_standing_stream_has_the_changes_that_were_subscribed_to_elsewhe
     first, second, third = [await replicas.start() for _ in range(3)]
     browser = await third.browse(PLAIN)
     standing = await listening(browser)
-    find = third.reached.inner.session
-
-    async def find_slowly(key: str) -> Any:
-        await trio.sleep(0.1)
-        return await find(key)
-
-    third.reached.inner.session = find_slowly  # type: ignore[method-assign]
+    delay(third, "session", 0.1)
     await (await elsewhere(first, browser)).post(1, "resources/subscribe", uri="x:1")
     await second.server.resource_updated("x:1")
     await second.server.resource_updated("x:2")
@@ -778,34 +784,20 @@ async def test_a_request_beside_the_end_of_its_session_does_not_bring_that_back(
 ) -> None:
     ours = await replicas.start()
     browser = await ours.browse(PLAIN)
-    inner = ours.reached.inner
-    commit = inner.commit
-
-    async def commit_slowly(changes: Any) -> Any:
-        await trio.sleep(0.01)
-        return await commit(changes)
-
-    inner.commit = commit_slowly  # type: ignore[method-assign]
+    delay(ours, "commit", 0.01)
     browser.ask("DELETE")
     await trio.sleep(0.005)
     assert (await browser.post(3, "tools/list")).status == 404
     await trio.sleep(3605)
     assert (await browser.post(4, "tools/list")).status == 404
-    assert (await inner.sessions())[0] == []
+    assert (await ours.reached.inner.sessions())[0] == []
 
 
 async def test_a_stream_that_is_dropped_while_its_grants_are_read_is_not_kept(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
     ours = await replicas.start()
-    inner = ours.reached.inner
-    grants = inner.grants
-
-    async def read_slowly(stream: str) -> Any:
-        await trio.sleep(0.002)
-        return await grants(stream)
-
-    inner.grants = read_slowly  # type: ignore[method-assign]
+    delay(ours, "grants", 0.002)
     caller = Caller("bearer(tokens, alice)", lambda: math.inf)
     await ours.browse(PLAIN, caller=caller)  # another session of the same user
     browser = await ours.browse(PLAIN, caller=caller)

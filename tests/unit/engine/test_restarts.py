@@ -228,7 +228,7 @@ async def test_progress_that_was_held_back_comes_before_the_checkpoint() -> None
         talker = await house.dial(POSITIONS)
         await talker.call(1, "step", token="t")
         stream = await talker.announced()
-        asked = await question(talker)
+        asked = await talker.question()
         await talker.leave()
         talker = await house.dial(POSITIONS)
         await talker.say({"id": asked["id"], "result": {}})
@@ -266,10 +266,6 @@ async def test_who_fails_with_other_logs_than_before_has_not_repeated_itself(liv
     assert said(came) == ["a", "b"]
 
 
-async def question(talker: Talker) -> Json:
-    return await talker.find(lambda m: m.get("method") == "elicitation/create")
-
-
 async def ask(call: Call) -> str:
     await call.notify("count", {"n": 1})
     answer = await call.request("elicitation/create", {"message": "?"})
@@ -283,7 +279,7 @@ async def test_a_question_is_not_asked_twice(lives: Lives) -> None:
 
     async with lives.house(ask_and_wait) as house:
         talker, stream = await begin(house)
-        asked = await question(talker)
+        asked = await talker.question()
         await talker.say({"id": asked["id"], "result": {"says": "yes"}})
         await wait_all_tasks_blocked()
         lives.die(house)
@@ -296,13 +292,13 @@ async def test_a_question_is_not_asked_twice(lives: Lives) -> None:
 async def test_a_question_that_nobody_answered_stands(lives: Lives) -> None:
     async with lives.house(ask) as house:
         talker, stream = await begin(house)
-        asked = await question(talker)
+        asked = await talker.question()
         lives.die(house)
     async with lives.house(ask) as house:
         talker = await house.dial(POSITIONS)
         assert (await talker.poll(3, stream, after=2))["hasRequest"]
         await talker.ask(2, "stream/resume", streamId=stream["streamId"], after=2)
-        again = await question(talker)
+        again = await talker.question()
         assert again["id"] == asked["id"]
         await talker.say({"id": asked["id"], "result": {"says": "late"}})
         assert text_of(await talker.answer(1)) == "late"
@@ -313,14 +309,14 @@ async def test_an_answer_may_come_while_nobody_runs(
 ) -> None:
     async with lives.house(ask) as house:
         talker, stream = await begin(house)
-        asked = await question(talker)
+        asked = await talker.question()
         lives.die(house)
     async with lives.house(ask) as house:  # has begun to wait again
         lives.die(house)
     async with lives.house(ask) as house:  # waits before it begins for the third time
         talker = await house.dial(POSITIONS)
         await talker.ask(2, "stream/resume", streamId=stream["streamId"], after=2)
-        await question(talker)
+        await talker.question()
         await talker.say({"id": asked["id"], "result": {"says": "early"}})
         assert text_of(await talker.answer(1)) == "early"
 
@@ -520,14 +516,14 @@ async def test_a_plain_function_goes_on_as_well(lives: Lives) -> None:
 
     async with lives.house(first) as house:
         talker, stream = await begin(house)
-        asked = await question(talker)
+        asked = await talker.question()
         lives.die(house)
         await talker.say({"id": asked["id"], "result": {}})  # or else its thread would wait
         await talker.answer(1)
     async with lives.house(second) as house:
         talker = await house.dial(POSITIONS)
         await talker.ask(2, "stream/resume", streamId=stream["streamId"])
-        asked = await question(talker)
+        asked = await talker.question()
         await talker.say({"id": asked["id"], "result": {}})
         assert text_of(await talker.answer(1)) == "at 1"
         assert counts(talker.seen) == [1, 2]
@@ -541,7 +537,7 @@ async def test_questions_of_a_run_before_do_not_outlive_the_call(
 
     async with lives.house(asks) as house:
         talker, stream = await begin(house)
-        await talker.find(lambda m: m.get("method") == "elicitation/create")
+        await talker.question()
         lives.die(house)
     async with lives.house(forever) as house:
         talker = await house.dial(POSITIONS)

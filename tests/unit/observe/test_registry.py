@@ -78,7 +78,7 @@ async def test_a_question_is_shown_until_it_is_answered(
 ) -> None:
     talker, stream = await begun(house, steps)
     steps.ask()
-    asked = await talker.find(lambda m: m.get("method") == "elicitation/create")
+    asked = await talker.question()
     registry = registry_of(house)
     call = await registry.call(stream)
     assert call.state == "asking"
@@ -96,7 +96,7 @@ async def test_a_question_that_is_nested_too_deeply_hides_no_call(
 ) -> None:
     talker, stream = await begun(house, steps)
     steps.ask()
-    await talker.find(lambda m: m.get("method") == "elicitation/create")
+    await talker.question()
     [kept] = house.running.engine.index
     [(request_id, question)] = kept.state.questions.items()
     deep = b'{"jsonrpc":"2.0","id":1,"method":"x","params":' + b"[" * 100_000 + b"]" * 100_000

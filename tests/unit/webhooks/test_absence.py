@@ -17,17 +17,12 @@ def restartable() -> tuple[Server, Steps]:
     return server, Steps(server, restart=True)
 
 
-async def asked(talker: Talker) -> Json:
-    """The next question that a client is sent."""
-    return await talker.find(lambda m: m.get("method") == "elicitation/create")
-
-
 async def begun(house: House, steps: Steps) -> tuple[Talker, Json]:
     """A client with a call whose question it has."""
     talker = await house.dial()
     stream = await talker.begin(1, "step")
     steps.ask()
-    await asked(talker)
+    await talker.question()
     return talker, stream
 
 
@@ -35,7 +30,7 @@ async def returned(house: House, stream: Json) -> Talker:
     """A client that resumes the call, and has its question again."""
     talker = await house.dial()
     await talker.ask("r", "stream/resume", **named(stream))
-    await asked(talker)
+    await talker.question()
     return talker
 
 
@@ -111,7 +106,7 @@ async def test_a_call_that_ends_has_no_question(autojump_clock: MockClock) -> No
 
         await talker.say({"id": talker.seen[-1]["id"], **ANSWER})
         steps.do(ask_and_end)
-        await asked(talker)
+        await talker.question()
         await talker.leave()
         assert len(await waiting(house)) == 1
         await trio.sleep(5)
