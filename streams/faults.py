@@ -45,9 +45,14 @@ async def let_pass(error: BaseException) -> None:
     A `trio.Cancelled` proves nothing, since a tool can keep one and raise it later. So this checks
     whether the task is cancelled, and lets trio raise.
     """
+    let_signal_pass(error)
+    await trio.lowlevel.checkpoint_if_cancelled()
+
+
+def let_signal_pass(error: BaseException) -> None:
+    """Raise `error` once more if it holds a real Ctrl-C. Call this where it was caught."""
     if any(map(_is_signal, leaves_of(error))):
         raise error
-    await trio.lowlevel.checkpoint_if_cancelled()
 
 
 def is_failure(error: BaseException) -> bool:

@@ -66,6 +66,14 @@ class Turns:
         self._used += units
         return self._used >= TURN_UNITS
 
+    def rest(self) -> None:
+        """End the turn: the client has its answer, so the connection waits for what it sends next.
+
+        All others run meanwhile. Such a client has one request in each pass of trio's loop. To let
+        two such clients pass at a time would cost a seventh of a short call over HTTP.
+        """
+        self._used = 0
+
     async def wait(self) -> None:
         """Let other connections run, and busy ones only if they came to the queue before."""
         now = trio.current_time()

@@ -22,18 +22,19 @@ from streams.engine.framing import Framing
 from streams.engine.hooks import Hooks
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.index import Registry
+from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations
 from streams.engine.outbox import SENT_S
 from streams.engine.posts import Cancelled, Notice
 from streams.engine.rates import Rates
 from streams.engine.replicas import Replicas
 from streams.engine.sessions import HttpSession
-from streams.engine.slots import Slots
+from streams.engine.slots import CAN_RUN_HERE, Slots
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
 from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
 from streams.exchange import Channel, ResponseChannel
-from streams.faults import is_failure, let_pass, log_failure
+from streams.faults import is_failure, let_pass, let_signal_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record, Restart
@@ -45,6 +46,20 @@ from streams.protocol.extension import Mark
 
 # Returns the final response as a line, and whether that is an error.
 StreamHandler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
+
+
+class ImmediateHandler:
+    """A `StreamHandler` that waits for nothing, so that it needs no task of its own."""
+
+    def __init__(self, run: Callable[[Stream], tuple[bytes, bool]]) -> None:
+        """`run` is the handler, as a plain function."""
+        self.run = run
+
+    async def __call__(self, stream: Stream) -> tuple[bytes, bool]:
+        """Run it in a task of its own, where it must wait for something before."""
+        return self.run(stream)
+
+
 # Finds the handler of a restarted call by its stream; None where the call cannot be restarted.
 RestartHandler = Callable[[Stream], StreamHandler | None]
 
@@ -169,7 +184,8 @@ class Engine:
         is_findable: bool = False,
         mark: Mark | None = None,
         origin: Message | None = None,
-    ) -> Stream:
+        progress_token: ProgressToken | None = None,
+    ) -> None:
         """Start a handler for an original request, and deliver what it sends.
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
@@ -229,8 +245,9 @@ class Engine:
         connection.attach(
             Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
         )
+        if progress_token is not None:
+            stream.progress_token = progress_token
         self._start(stream, handler)
-        return stream
 
     def check_webhook(self, url: Any, principal: str) -> None:
         """Raise `Refusal` unless this caller may have its call's events sent to `url`."""
@@ -242,7 +259,23 @@ class Engine:
 
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
-        stream.scope = self._slots.start(partial(self._run, stream, handler))
+        may_begin = stream.mark is None or stream.is_deferred  # see `_run`
+        if CAN_RUN_HERE and may_begin and isinstance(handler, ImmediateHandler):
+            self._slots.run_here(partial(self._run_immediate, stream, handler))
+        else:
+            stream.scope = self._slots.start(partial(self._run, stream, handler))
+
+    def _run_immediate(self, stream: Stream, handler: ImmediateHandler) -> None:
+        """The same as `_run`, in the task that has read the request."""
+        final: tuple[bytes, bool] | None = None
+        if (enter := self.events.enter_handler) is not None:
+            enter(stream)
+        try:
+            final = handler.run(stream)
+        except BaseException as error:
+            log_failure("a handler failed", error, stream=stream.id[:STREAM_LETTERS])
+            let_signal_pass(error)
+        self._ran(stream, final, None)
 
     @property
     def is_draining(self) -> bool:

@@ -5,6 +5,7 @@ first parameter is the running call, and no argument, if its annotation is `Call
 if it is named `call` and has no annotation. Annotations may be strings.
 """
 
+import dis
 import functools
 import inspect
 import types
@@ -24,6 +25,8 @@ from typing import (
 import msgspec
 
 _CALL_NAMES: Final = frozenset({"Call", "SyncCall"})
+
+_SEND: Final = dis.opmap.get("SEND")  # in the code of every `await`
 
 
 class Signature(msgspec.Struct, frozen=True):
@@ -79,6 +82,15 @@ def is_async(function: Callable[..., Any]) -> bool:
     """Whether a call of `function` returns an awaitable or an async generator."""
     written = (function, type(function).__call__)  # the second for an instance with `__call__`
     return _is_any(written, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+
+
+def never_waits(function: Callable[..., Any]) -> bool:
+    """Whether `function` is an `async def` without `await`, `async for` and `async with`."""
+    if _SEND is None or not isinstance(function, types.FunctionType):
+        return False
+    code = function.__code__
+    is_coroutine = bool(code.co_flags & inspect.CO_COROUTINE)
+    return is_coroutine and all(each.opcode != _SEND for each in dis.get_instructions(code))
 
 
 def _is_any(written: Iterable[Callable[..., Any]], *kinds: Callable[[Any], bool]) -> bool:

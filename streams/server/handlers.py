@@ -3,7 +3,7 @@
 A restarted call gets its handler from the originating request, which the journal has stored.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.engine.engine import StreamHandler
+from streams.engine.engine import ImmediateHandler, StreamHandler
 from streams.engine.stream import Stream
 from streams.errors import (
     INTERNAL_ERROR,
@@ -27,6 +27,7 @@ from streams.faults import (
     is_failure,
     is_kind,
     let_pass,
+    let_signal_pass,
     log_failure,
     run_in_thread,
     text_of,
@@ -95,10 +96,15 @@ class Handlers:
         self, tool: Tool, arguments: Mapping[str, Any], caller: CallerInfo
     ) -> StreamHandler:
         """The handler that runs the tool with these arguments."""
+        if tool.is_immediate:
+            return ImmediateHandler(
+                lambda stream: _response(
+                    stream, self._immediate_result(tool, arguments, stream, caller)
+                )
+            )
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
-            result = await self._result(tool, arguments, stream, caller)
-            return messages.result(stream.request_id, result), bool(result.get("isError"))
+            return _response(stream, await self._result(tool, arguments, stream, caller))
 
         return handle
 
@@ -236,23 +242,50 @@ class Handlers:
         self, tool: Tool, arguments: Mapping[str, Any], stream: Stream, caller: CallerInfo
     ) -> dict[str, Any]:
         """The tool's result. An exception becomes an error result, and its traceback is logged."""
-        call = None
-        work = partial(tool.function, **arguments)
-        if tool.takes_call:
-            call = Call(stream, tool.name, caller, self._state, restarts=tool.restart)
-            work = partial(work, call if tool.is_async else SyncCall(call))
-        self._running[stream] = tool.name
+        call, work = self._began(tool, arguments, stream, caller)
         try:
             with self._confined:
                 return await self._run(tool, work, stream)
         except BaseException as error:
-            told = self.failure("a tool", error, tool.name, stream=stream.id[:STREAM_LETTERS])
+            told = self._told(tool, stream, error)
             await let_pass(error)
             return error_result(told)
         finally:
-            del self._running[stream]
-            if call is not None:
-                call.end()
+            self._ended(stream, call)
+
+    def _immediate_result(
+        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream, caller: CallerInfo
+    ) -> dict[str, Any]:
+        """The same of a tool that is immediate."""
+        call, work = self._began(tool, arguments, stream, caller)
+        try:
+            with self._confined:
+                return to_result(_value_of(work()), tool)
+        except BaseException as error:
+            told = self._told(tool, stream, error)
+            let_signal_pass(error)
+            return error_result(told)
+        finally:
+            self._ended(stream, call)
+
+    def _began(
+        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream, caller: CallerInfo
+    ) -> tuple[Call | None, Callable[[], Any]]:
+        """The call that the tool takes, if it takes any, and what runs the tool."""
+        self._running[stream] = tool.name
+        work = partial(tool.function, **arguments)
+        if not tool.takes_call:
+            return None, work
+        call = Call(stream, tool.name, caller, self._state, restarts=tool.restart)
+        return call, partial(work, call if tool.is_async else SyncCall(call))
+
+    def _ended(self, stream: Stream, call: Call | None) -> None:
+        del self._running[stream]
+        if call is not None:
+            call.end()
+
+    def _told(self, tool: Tool, stream: Stream, error: BaseException) -> str:
+        return self.failure("a tool", error, tool.name, stream=stream.id[:STREAM_LETTERS])
 
     def failure(self, what: str, error: BaseException, name: str, **details: str) -> str:
         """Log an exception of the author's code; returns what its client is told.
@@ -309,6 +342,20 @@ class Handlers:
                 raise ValueError(f"tool {tool.name} broke its output schema: {error}") from None
 
 
+def _value_of(coroutine: Coroutine[Any, None, Any]) -> Any:
+    """The value of a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    coroutine.close()
+    raise RuntimeError("a coroutine without await has waited")
+
+
+def _response(stream: Stream, result: dict[str, Any]) -> tuple[bytes, bool]:
+    return messages.result(stream.request_id, result), bool(result.get("isError"))
+
+
 def tool_at(frame: FrameType) -> str | None:
     """The name of the tool or method that runs in this frame; None for any other frame."""
     if frame.f_code is Handlers._answer.__code__:
@@ -316,7 +363,7 @@ def tool_at(frame: FrameType) -> str | None:
     if frame.f_code is Method.run.__code__:
         method = frame.f_locals["self"]
         return method.name if isinstance(method, Method) else None
-    if frame.f_code is not Handlers._result.__code__:
+    if frame.f_code not in (Handlers._result.__code__, Handlers._immediate_result.__code__):
         return None
     tool = frame.f_locals["tool"]
     return tool.name if isinstance(tool, Tool) else None

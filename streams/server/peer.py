@@ -378,7 +378,7 @@ class Peer:
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> None:
-        stream = self._engine.begin(
+        self._engine.begin(
             connection,
             line,
             run.handler,
@@ -393,9 +393,8 @@ class Peer:
             is_findable=run.is_findable,
             mark=mark,
             origin=origin,
+            progress_token=run.progress_token,
         )
-        if run.progress_token is not None:
-            stream.progress_token = run.progress_token
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         read = partial(self._read_call, message, line, connection.channel.scopes)

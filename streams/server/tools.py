@@ -59,7 +59,7 @@ from streams.schemas.inputs import (
 )
 from streams.schemas.models import as_plain, is_model
 from streams.schemas.outputs import Output, annotated_output, given_check
-from streams.schemas.signatures import Signature, innermost, is_async
+from streams.schemas.signatures import Signature, innermost, is_async, never_waits
 from streams.schemas.validator import Schema
 
 # Values that become content blocks. A union made in each check takes longer than all of the rest.
@@ -177,6 +177,7 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     name: str
     function: Callable[..., Any]
     is_async: bool
+    is_immediate: bool  # neither `function` nor the making of its result waits for anything
     takes_call: bool
     parameters: frozenset[str]
     is_variadic: bool  # has **kwargs, for other arguments that its input schema allows
@@ -275,6 +276,11 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         name=name,
         function=function,
         is_async=is_async(function),
+        is_immediate=(
+            settings["timeout_s"] is None
+            and (output is None or output.given is None)
+            and never_waits(function)
+        ),
         takes_call=accepted.call_name is not None,
         parameters=frozenset(parameter.name for parameter in accepted.parameters),
         is_variadic=accepted.variadic is not None,

@@ -75,6 +75,14 @@ async def test_a_connection_that_is_not_busy_waits_for_no_busy_one(
         assert len(order) - before <= 2 * BUSY_AT_ONCE
 
 
+async def test_a_connection_that_rests_does_not_join_the_queue(mock_clock: MockClock) -> None:
+    turns = Turns()
+    for _ in range(10 * int(FREE_UNITS)):
+        for _ in range(TURN_UNITS - 1):
+            assert not turns.spend()
+        turns.rest()
+
+
 async def test_new_connections_wait_for_each_other(mock_clock: MockClock) -> None:
     """A client that reconnects all the time gets no more by that."""
     order: list[int] = []

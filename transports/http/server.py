@@ -26,7 +26,7 @@ from streams.exchange import (
 )
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
-from streams.turns import TURN_UNITS, Turns
+from streams.turns import TURN_UNITS, UNIT_BYTES, Turns
 from transports.http.cors import PREFLIGHT, is_preflight
 from transports.http.debt import Debt
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
@@ -146,7 +146,7 @@ class _Server:
         self, connection: "_Connection", requests: Requests, phase: Phase, wait: Wait
     ) -> None:
         while request := await self._next_request(connection, requests, phase, wait):
-            if connection.turns.spend():
+            if connection.turns.spend(1 + len(request.body) // UNIT_BYTES):
                 await connection.turns.wait()
             try:
                 if request.caller is None:
@@ -197,7 +197,7 @@ class _Server:
             bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
             # A client sends its next request only once it has read the response.
             is_early = phase is Phase.NOTHING
-            data = connection.pipelined() or await connection.read(bytes_max, is_early=is_early)
+            data = await connection.next_bytes(bytes_max, is_early=is_early)
             if not data:
                 if requests.phase is Phase.NOTHING:
                     return None
@@ -305,21 +305,25 @@ class _Connection:
         self._has_stopped = trio.Event()
         self._sending: trio.CancelScope | None = None
 
-    def pipelined(self) -> bytes:
-        """Take the bytes that came while a response was sent. Parse them before reading more."""
-        data = bytes(self._pipelined)
-        self._pipelined.clear()
-        return data
-
     @property
     def has_pipelined(self) -> bool:
         return bool(self._pipelined)
 
     def keep(self, data: bytes) -> None:
-        """Keep bytes that were read, for `pipelined`."""
+        """Keep bytes that were read, for `next_bytes`."""
         self._pipelined += data
 
-    async def read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
+    async def next_bytes(self, bytes_max: int, *, is_early: bool) -> bytes:
+        """The next bytes for the parser: first those that came while a response was sent."""
+        if self._pipelined:
+            data = bytes(self._pipelined)
+            self._pipelined.clear()
+            return data
+        if is_early:
+            self.turns.rest()
+        return await self._read(bytes_max, is_early=is_early)
+
+    async def _read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
         """The next bytes of the peer; empty when it sends no more. See `receive_some`."""
         if self.gone.is_set():
             return b""
@@ -373,7 +377,7 @@ class _Connection:
         try:
             with scope:
                 while (room := PIPELINED_BYTES_MAX - len(self._pipelined)) > 0:
-                    data = await self.read(room)
+                    data = await self._read(room)
                     if not data:
                         self.hang_up()
                         return
