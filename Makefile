@@ -11,6 +11,9 @@ SLOW := tests/system tests/wire tests/acceptance tests/sdk tests/simulation test
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
+# A server that compiles its modules at each start starts in twice the time, and the tests start thousands.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-redis test-replicas check audit imports simulate bench bench-peers soak recording lock clean
 
 demo: $(DEMO)/.ready
