@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.rigs.asgi import AsgiServer, MountedClient
-from tests.wire.test_asgi import counting, first_id, opened, progress
+from tests.wire.test_asgi import counting, first_id, opened
 
 ROWS = 500
 
@@ -38,6 +38,21 @@ def at(server: AsgiServer, client: MountedClient) -> MountedClient:
     return elsewhere
 
 
+def continued(client: MountedClient, last: str) -> list[int]:
+    """The numbers that the rest of a call of `count` reports.
+
+    A replica may end the event stream, as on a machine so busy that its lease is late.
+    """
+    seen: list[int] = []
+    while True:
+        for event in client.get(last).events():
+            if event.data and "result" in event.message:
+                return seen
+            if event.data:
+                seen.append(event.message.params["progress"])
+            last = event.id or last
+
+
 @pytest.mark.parametrize("fault", ["cut", "kill", "stop"])
 def test_a_call_in_one_process_is_continued_in_the_other(
     servers: tuple[AsgiServer, AsgiServer], fault: str
@@ -55,4 +70,4 @@ def test_a_call_in_one_process_is_continued_in_the_other(
                 one.end(signal.SIGKILL)
             case "stop":
                 assert one.end() in (0, -signal.SIGTERM)
-        assert progress(elsewhere.get(last)) == list(range(1, ROWS + 1))
+        assert continued(elsewhere, last) == list(range(1, ROWS + 1))

