@@ -12,7 +12,7 @@ from tests.rigs import ROOT
 from tests.simulation.plan import forgetful, lossless
 from tests.simulation.universe import Report, simulate
 
-SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "25"))
+SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "15"))
 KEPT: Final = [
     int(line.split()[0])
     for line in Path(__file__).with_name("seeds.txt").read_text().splitlines()
