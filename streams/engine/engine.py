@@ -273,7 +273,8 @@ class Engine:
         try:
             final = handler.run(stream)
         except BaseException as error:
-            log_failure("a handler failed", error, stream=stream.id[:STREAM_LETTERS])
+            if is_failure(error):
+                log_failure("a handler failed", error, stream=stream.id[:STREAM_LETTERS])
             let_signal_pass(error)
         self._ran(stream, final, None)
 
