@@ -23,6 +23,9 @@ from streams.clock import worked
 # A frame takes 20 µs, a message 20 to 150, and so does a short call over HTTP. A turn ends with a
 # write of all that it answered, so shorter turns make more writes of less.
 TURN_UNITS: Final = 8
+# The most that one short request takes: its head and its body may come in two reads. A client that
+# sends more at a time can do so in each pass of trio's loop, so it does not rest.
+REST_UNITS: Final = 3
 # Units that a connection may use without joining the queue: more than usual clients need.
 FREE_PER_S: Final = 200.0
 FREE_UNITS: Final = 32.0
@@ -67,12 +70,14 @@ class Turns:
         return self._used >= TURN_UNITS
 
     def rest(self) -> None:
-        """End the turn: the client has its answer, so the connection waits for what it sends next.
+        """The client has its answers, so the connection waits for what it sends next.
 
-        All others run meanwhile. Such a client has one request in each pass of trio's loop. To let
-        two such clients pass at a time would cost a seventh of a short call over HTTP.
+        That ends the turn where it was one short request. All others run meanwhile: such a client
+        has one request in each pass of trio's loop. To let two such clients pass at a time would
+        cost a seventh of a short call over HTTP.
         """
-        self._used = 0
+        if self._used <= REST_UNITS:
+            self._used = 0
 
     async def wait(self) -> None:
         """Let other connections run, and busy ones only if they came to the queue before."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from streams.exchange import Endpoint, Request, Responder
+from streams.turns import BUSY_AT_ONCE, busy
 from transports import http
 
 LIMIT = 100_000
@@ -36,6 +37,15 @@ async def serving(
     async with trio.open_nursery() as nursery:
         yield await nursery.start(partial(http.serve, endpoint, host, 0, **settings))
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def all_turns_taken() -> AsyncIterator[None]:
+    """Busy connections have their turns, as many as may have them at a time."""
+    async with AsyncExitStack() as stack:
+        for _ in range(BUSY_AT_ONCE):
+            await stack.enter_async_context(busy())
+        yield
 
 
 async def to_the_end(stream: trio.abc.ReceiveStream) -> bytes:

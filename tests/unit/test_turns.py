@@ -13,6 +13,7 @@ from streams.turns import (
     PAUSE_S_MAX,
     PAUSE_TIMES,
     PIECE_S,
+    REST_UNITS,
     TURN_UNITS,
     LargeWork,
     RateLimit,
@@ -78,9 +79,19 @@ async def test_a_connection_that_is_not_busy_waits_for_no_busy_one(
 async def test_a_connection_that_rests_does_not_join_the_queue(mock_clock: MockClock) -> None:
     turns = Turns()
     for _ in range(10 * int(FREE_UNITS)):
-        for _ in range(TURN_UNITS - 1):
+        for _ in range(REST_UNITS):
             assert not turns.spend()
         turns.rest()
+
+
+async def test_a_connection_with_more_than_a_short_request_at_a_time_does_not_rest(
+    mock_clock: MockClock,
+) -> None:
+    turns = Turns()
+    for _ in range(TURN_UNITS // (REST_UNITS + 1)):
+        is_over = turns.spend(REST_UNITS + 1)
+        turns.rest()
+    assert is_over
 
 
 async def test_new_connections_wait_for_each_other(mock_clock: MockClock) -> None:

@@ -8,14 +8,17 @@ import trio
 import trio.testing
 import trustme
 from structlog.testing import capture_logs
+from trio.testing import MockClock
 
 from streams.exchange import Request, Responder
+from streams.turns import TURN_UNITS
 from tests.rigs.bare_http import (
     CHUNKED,
     CLOSE,
     LIMIT,
     PATIENT_S,
     Talk,
+    all_turns_taken,
     answers,
     asking,
     echo,
@@ -47,6 +50,17 @@ async def test_a_request_is_whole_however_it_is_cut(
     assert answers(answer, "POST") == [(200, b'["POST", "/mcp", "hello world"]')]
 
 
+async def _asked(stream: trio.SocketStream, wire: bytes, times: int) -> None:
+    """Send these requests so many times, each time once all of them are answered."""
+    for _ in range(times):
+        await stream.send_all(wire)
+        answer = b""
+        while answer.count(b"HTTP/1.1 200") < wire.count(b"HTTP/1.1") or answer[-1:] != b"]":
+            data = await stream.receive_some()
+            assert data
+            answer += data
+
+
 async def test_pipelined_requests_are_answered_in_turn() -> None:
     wire = asking("Content-Length: 3", start="POST /stream HTTP/1.1", body=b"one")
     wire += asking("Content-Length: 3", start="POST /404 HTTP/1.1", body=b"two")
@@ -58,6 +72,27 @@ async def test_pipelined_requests_are_answered_in_turn() -> None:
         (404, b'["POST", "/404", "two"]'),
         (200, b'["GET", "/stream", ""]'),
     ]
+
+
+@pytest.mark.parametrize(("requests", "size"), [(6, 0), (1, 40_000)])
+async def test_a_client_that_sends_much_at_a_time_waits_for_other_busy_connections(
+    requests: int, size: int, mock_clock: MockClock
+) -> None:
+    """It does so although it waits for all answers before it sends more."""
+    wire = requests * asking(f"Content-Length: {size}", body=size * b"x")
+    short = asking("Content-Length: 0")
+    async with (
+        serving() as port,
+        await trio.open_tcp_stream("127.0.0.1", port) as one,
+        await trio.open_tcp_stream("127.0.0.1", port) as other,
+        all_turns_taken(),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(_asked, one, wire, TURN_UNITS)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert nursery.child_tasks
+        await _asked(other, short, 10 * TURN_UNITS)
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_comes_while_a_response_is_under_way_is_answered_after_it() -> None:

@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 import termios
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,6 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from streams import turns
 from streams.engine.departure import Departure
 from streams.exchange import Caller, Head, Request, Responder
 from tests.rigs import bare_http, bare_websocket
@@ -307,15 +306,6 @@ async def test_a_peer_that_goes_on_sending_at_the_end_of_a_connection_is_read_wi
         mock_clock.autojump_threshold = 0.01  # it hears the peer out
 
 
-@contextlib.asynccontextmanager
-async def all_turns_taken() -> AsyncIterator[None]:
-    """Busy connections have their turns, as many as may have them at a time."""
-    async with contextlib.AsyncExitStack() as stack:
-        for _ in range(turns.BUSY_AT_ONCE):
-            await stack.enter_async_context(turns.busy())
-        yield
-
-
 async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_accepted(
     mock_clock: MockClock,  # no free units are earned meanwhile
 ) -> None:
@@ -324,7 +314,7 @@ async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_ac
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async with stream, trio.open_nursery() as nursery:
             await trio.testing.wait_all_tasks_blocked()
-            async with all_turns_taken():
+            async with bare_http.all_turns_taken():
                 nursery.start_soon(bare_websocket.shake_hands, stream, port)
                 await trio.testing.wait_all_tasks_blocked()
                 assert nursery.child_tasks  # it ends below, once it is answered
@@ -336,7 +326,7 @@ async def test_so_does_a_handshake_of_tls(mock_clock: MockClock) -> None:
         stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=ours)
         async with stream, trio.open_nursery() as nursery:
             await trio.testing.wait_all_tasks_blocked()
-            async with all_turns_taken():
+            async with bare_http.all_turns_taken():
                 nursery.start_soon(stream.do_handshake)
                 await trio.testing.wait_all_tasks_blocked()
                 assert nursery.child_tasks
