@@ -316,6 +316,7 @@ class Delivery:
         "is_open",
         "is_over",
         "is_wait",
+        "may_be_lone",
         "missing",
         "number",
         "position",
@@ -372,6 +373,7 @@ class Delivery:
         self.is_granted = True  # whether `granted` is durable, where there is one
         self.has_progress = False  # see `Separated`
         self.is_held = False
+        self.may_be_lone = stream.is_held  # else each call is announced, however soon it ends
         self.is_open = False  # the preamble was handed to the sender
         self.is_over = self.is_closed = False  # nothing more is handed to it; it was detached
 
@@ -437,9 +439,9 @@ class Delivery:
         return not self.reader.confirms and self.stream.is_progress_wanted
 
     def is_lone(self, run: Run) -> bool:
-        """Whether `run` is the response to the call, and the only message of the stream."""
+        """Whether `run` is all that the client is sent: the response to its call."""
         is_all = run.seq == run.count == 1 and self.stream.state.is_finished(1)
-        return is_all and self.reply_id is None
+        return is_all and self.may_be_lone and self.reply_id is None
 
     @property
     def embeds_response(self) -> bool:

@@ -52,6 +52,21 @@ async def test_a_call_that_has_something_to_say_is_answered_with_events(
         assert answer.is_whole
 
 
+async def test_a_server_that_announces_every_call_announces_one_that_is_over_at_once(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    @server.tool
+    async def immediate() -> str:
+        return "done"
+
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        answer = await browser.call(1, "immediate")
+        await wait_all_tasks_blocked()
+        assert answer.type == EVENTS
+        assert answer.ids[0].endswith("_0")
+        assert text_of(answer.events[-1][1]) == "done"
+
+
 async def test_a_client_that_reads_json_alone_is_given_the_response_alone(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
