@@ -259,8 +259,9 @@ class Engine:
 
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
-        may_begin = stream.mark is None or stream.is_deferred  # see `_run`
-        if CAN_RUN_HERE and may_begin and isinstance(handler, ImmediateHandler):
+        # A record that is stored already can be committed while the handler holds up this thread.
+        # With an idempotency key the handler even waits for that: see `_run`.
+        if CAN_RUN_HERE and stream.is_deferred and isinstance(handler, ImmediateHandler):
             self._slots.run_here(partial(self._run_immediate, stream, handler))
         else:
             stream.scope = self._slots.start(partial(self._run, stream, handler))

@@ -99,8 +99,11 @@ def test_a_limit_of_time_and_a_check_by_a_worker_may_have_to_be_waited_for() -> 
     assert not make_tool(row, output_schema={"type": "object"}).is_immediate
 
 
-async def test_it_runs_in_the_task_that_has_read_the_call() -> None:
-    server, ran_in = Server("tested"), []
+@pytest.mark.parametrize("announce_after_s", [0.005, 0])
+async def test_it_runs_in_the_task_that_has_read_the_call_unless_that_is_stored_at_once(
+    announce_after_s: float,
+) -> None:
+    server, ran_in = Server("tested", announce_after_s=announce_after_s), []
 
     @server.tool
     async def here() -> str:
@@ -112,7 +115,7 @@ async def test_it_runs_in_the_task_that_has_read_the_call() -> None:
         for number in range(2):
             await talker.call(number, "here")
             assert text_of(await talker.answer(number)) == "done"
-    assert ran_in[0] is ran_in[1]
+    assert (ran_in[0] is ran_in[1]) == bool(announce_after_s)
 
 
 async def test_it_sees_its_call_and_no_call_afterwards() -> None:
