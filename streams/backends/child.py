@@ -177,6 +177,10 @@ class ChildBackend:
         log.info("a call is sent again", tool=tool, stream=stream.id[:STREAM_LETTERS])
         return conversation
 
+    @property
+    def passes_page_tokens(self) -> bool:
+        return True  # the command may speak this proposal
+
     def delivers(self, method: str) -> bool:
         return True
 

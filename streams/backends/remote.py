@@ -115,6 +115,10 @@ class RemoteBackend:
                         await trio.sleep(0.01)
                 self.nursery.cancel_scope.cancel()
 
+    @property
+    def passes_page_tokens(self) -> bool:
+        return True  # a server of ours makes some
+
     def delivers(self, method: str) -> bool:
         return True  # the remote server may take its time for any request
 

@@ -148,6 +148,10 @@ class SdkBackend:
         finally:
             logging.getLogger(_SDK_LOG).removeHandler(self.adviser)
 
+    @property
+    def passes_page_tokens(self) -> bool:
+        return False  # the SDK drops them
+
     def delivers(self, method: str) -> bool:
         return True  # any method may have a handler, which may report and ask
 

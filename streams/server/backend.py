@@ -195,6 +195,13 @@ class Backend(Protocol):
     def running(self) -> AbstractAsyncContextManager[None]:
         """Run it for the length of a block, in which all of its streams begin and end."""
 
+    @property
+    def passes_page_tokens(self) -> bool:
+        """Whether calls with page tokens go to its guests, because it makes such tokens itself.
+
+        All page tokens of any other backend are those of runs that are paged.
+        """
+
     def delivers(self, method: str) -> bool:
         """Whether a request of this method may run as a stream. `tools/call` always does."""
 

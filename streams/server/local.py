@@ -73,6 +73,10 @@ class LocalBackend:
             finally:
                 await handlers.aclose()
 
+    @property
+    def passes_page_tokens(self) -> bool:
+        return False
+
     def delivers(self, method: str) -> bool:
         server = self._server
         return method in server.methods.requests or (

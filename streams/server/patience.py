@@ -221,6 +221,10 @@ class Patience:
             yield
             self._nursery.cancel_scope.cancel()
 
+    @property
+    def passes_page_tokens(self) -> bool:
+        return self.backend.passes_page_tokens
+
     def delivers(self, method: str) -> bool:
         return self.backend.delivers(method)
 

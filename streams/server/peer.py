@@ -84,6 +84,7 @@ class Guests:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self.patience = backend if isinstance(backend, Patience) else None
+        self.passes_page_tokens = backend.passes_page_tokens
         self._guests: dict[Session, Guest] = {}
         # The words of all dialects: their requests by their methods, and the names of page tokens.
         self.polls: dict[str, Polling | Listing] = dialects.questions()
@@ -401,8 +402,10 @@ class Peer:
         message, line, params, token = await self._work(line, read)
         key = extension.key_in(params.meta.key)
         if token is not None:
-            await self._deliver_page(message, token, params.meta.progress_token, connection)
-            return
+            if not self._guests.passes_page_tokens:
+                await self._deliver_page(message, token, params.meta.progress_token, connection)
+                return
+            key = None  # it names the call whose page this is, and not this request
         if params.meta.webhook is not msgspec.UNSET:
             self._engine.check_webhook(params.meta.webhook, self.session.principal)
         patience = self._guests.patience
@@ -412,7 +415,11 @@ class Peer:
                 return
         if key is not None:
             begin = partial(self._call_with_key, message, params, line, key, connection)
-        elif patience is not None and await patience.is_once(self._guest, received, params.name):
+        elif (
+            patience is not None
+            and token is None  # each page is another result of the same call
+            and await patience.is_once(self._guest, received, params.name)
+        ):
             begin = partial(self._call_that_runs_once, message, params, line, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)

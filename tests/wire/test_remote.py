@@ -109,6 +109,29 @@ async def test_everything_passes_as_the_remote_server_sends_it(scheme: str) -> N
         assert unknown["code"] == -32601
 
 
+@every_scheme
+async def test_the_pages_of_a_remote_tool_are_turned(scheme: str) -> None:
+    paged = Server("paged", resume_min_s=0)
+
+    @paged.tool(pages=True)
+    async def rows(count: int) -> AsyncIterator[str]:
+        for row in range(count):
+            yield f"row {row}"
+
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            served(paged, scheme) as port,
+            network(port) as net,
+            attached(f"{scheme}://127.0.0.1:{net.port}") as running,
+            Client(running) as host,
+        ):
+            found = []
+            async for page in host.pages("rows", {"count": 4}):
+                found += [each["text"] for each in page["content"]]
+                net.cut()
+            assert found == [f"row {row}" for row in range(4)]
+
+
 async def test_the_hello_is_that_of_the_remote_server() -> None:
     async with through_network("ws") as (_, running), Client(running) as host:
         assert host.server_info == {"name": "remote", "version": "7"}

@@ -8,8 +8,24 @@ from typing import Any
 import pytest
 import trio
 
-from tests.rigs.children import Patient, call, said, state, surfing, text, until, wrapped
-from tests.rigs.server import PLAIN, Json, Talker
+from streams.backends.child import ChildBackend
+from streams.journal.memory import MemoryJournal
+from streams.keys import Keyring
+from streams.server.patience import PatienceSettings
+from streams.server.running import open_backend
+from tests.rigs.children import (
+    PATIENCE_S,
+    Patient,
+    call,
+    said,
+    settings,
+    state,
+    surfing,
+    text,
+    until,
+    wrapped,
+)
+from tests.rigs.server import PLAIN, House, Json, Talker
 
 ASKING: Json = {"elicitation": {}, "sampling": {}, "roots": {}}
 
@@ -175,6 +191,41 @@ async def test_the_child_gets_a_token_of_ours_and_no_key_of_ours() -> None:
         meta = {"progressToken": "theirs", "mcp-streams/idempotencyKey": "k", "acme": 1}
         await talker.ask(2, "tools/call", name="own_token", arguments={}, _meta=meta)
         assert said((await talker.answer(2))["result"])["type"] == "int"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [{"resumeToken": "next"}, {"_meta": {"mcp-streams/resumeToken": "next"}}],
+    ids=["in_params", "in_meta"],
+)
+async def test_a_page_token_of_the_child_passes(page: Json, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with wrapped(does={"log": log}) as (house, _):
+        talker = await house.dial(PLAIN)
+        await talker.ask(1, "tools/call", name="echo", arguments={"a": 1}, **page)
+        assert said((await talker.answer(1))["result"]) == {"a": 1}
+        sent = json.loads(log.read_bytes().splitlines()[-1])["params"]
+        sent["_meta"].pop("progressToken")
+        assert sent == {"name": "echo", "arguments": {"a": 1}, "_meta": {}} | page
+
+
+async def test_a_call_for_a_page_joins_no_other_call(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    backend = ChildBackend(settings(does={"log": log}))
+    once = PatienceSettings(once=("echo",))
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            open_backend(backend, MemoryJournal(), Keyring.load(None), patience=once) as running,
+            trio.open_nursery() as nursery,
+        ):
+            talker = await House(running, MemoryJournal(), nursery).dial(PLAIN)
+            for number, page in enumerate(({}, {}, {"resumeToken": "a"}, {"resumeToken": "b"}), 1):
+                given = {"name": "echo", "arguments": {"a": 1}} | page
+                await talker.ask(number, "tools/call", **given)
+                await talker.answer(number)
+            nursery.cancel_scope.cancel()
+    calls = [line for line in log.read_text().splitlines() if "tools/call" in line]
+    assert [json.loads(line)["params"].get("resumeToken") for line in calls] == [None, "a", "b"]
 
 
 async def test_progress_after_the_response_is_dropped() -> None:
