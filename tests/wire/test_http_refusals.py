@@ -216,6 +216,22 @@ def test_an_oversize_body_in_chunks_is_a_413(http: Http) -> None:
     assert is_well(client)
 
 
+@pytest.mark.needs_one_process("the balancer parts the head from the body")
+@pytest.mark.parametrize("is_whole", [True, False], ids=["with_its_head", "after_its_head"])
+@pytest.mark.parametrize("verb", ["GET", "DELETE"])
+def test_a_long_body_that_nothing_reads_is_a_413(http: Http, verb: str, is_whole: bool) -> None:
+    """However TCP cuts the request; up to 1 KiB is ignored."""
+    client = http.opened()
+    for size, status in ((1025, 413), (1024, 200)):
+        head = client.head(verb, {"Content-Length": str(size)})
+        exchange = client.send(head + b" " * size if is_whole else head)
+        if not is_whole:
+            exchange.send(b" " * size)
+        assert exchange.head().status == status
+        if status == 413:
+            assert refused(refusal(exchange, 413), "too_large")["limit"] == 1024
+
+
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_a_body_may_come_in_chunks(http: Http, size: int) -> None:
     """RFC 9112, 7.1: clients that stream their bodies send chunks, and extensions."""

@@ -27,6 +27,7 @@ from streams.errors import (
     StoreAway,
     Unavailable,
     first_of,
+    refusal,
 )
 from streams.exchange import Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message, RequestId
@@ -113,6 +114,7 @@ class HttpEndpoint:
     async def _answer(self, request: Request, responder: Responder, asked_at: float) -> None:
         try:
             method = self._route(request)
+            _check_ignored(request)
             if self._engine.sessions.is_shared:
                 await self._fetch_session(request, responder, asked_at)
             await method(request, responder, asked_at)
@@ -459,6 +461,12 @@ def _may_have_session(request: Request) -> bool:
     """
     revision = request.headers.get(REVISION)
     return SESSION in request.headers and (revision is None or revision in REVISIONS)
+
+
+def _check_ignored(request: Request) -> None:
+    """Refuse a long body that nothing reads. `screen` does not see one that came with its head."""
+    if request.method != "POST" and len(request.body.rstrip(b"\r\n")) > IGNORED_BYTES_MAX:
+        raise HttpError(413, refusal("too_large", limit=IGNORED_BYTES_MAX))
 
 
 def _check_events(request: Request) -> None:
