@@ -70,7 +70,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not value > 0 and not (value == 0 and name in _MAY_BE_ZERO):
-                raise ValueError(f"{name} must be above 0, not {value}")
+                least = "0 or more" if name in _MAY_BE_ZERO else "above 0"
+                raise ValueError(f"{name} must be {least}, not {value}")
         if 0 < self.journal_bytes_max < JOURNAL_BYTES_MIN:
             raise ValueError(
                 f"journal_bytes_max must be {JOURNAL_BYTES_MIN} or more, not "

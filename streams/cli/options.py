@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from streams.cli.base import DONE, complain, nearest
 from streams.journal.addresses import checked, checked_path, is_url
-from streams.limits import LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits, LogFormat
+from streams.limits import DAY_S, LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits, LogFormat
 from streams.process.options import (
     Auth,
     CannotServe,
@@ -68,8 +68,8 @@ class PatienceOptions:
 
         Raises `ValueError`, which says what is wrong.
         """
-        if self.patience is not None and not self.patience > 0:
-            raise ValueError("--patience: write seconds, more than 0.")
+        if self.patience is not None and not 0 < self.patience < DAY_S:
+            raise ValueError("--patience: write seconds, more than 0 and less than a day.")
         return Patience(
             patience_s=self.patience,
             once=parts(self.once, "--once"),

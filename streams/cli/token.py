@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FILE: Final = Path("tokens.jsonl")
 DAY_S: Final = 86_400
+DAYS_MAX: Final = 36_500  # a century
 
 token: Final = cyclopts.App(
     name="token",
@@ -51,8 +52,8 @@ def new(
     """
     from streams.auth.tokens import TokensUnusable, add, add_to
 
-    if expires is not None and not 0 < expires <= 36_500:
-        return complain("--expires: write days, more than 0.")
+    if expires is not None and not 0 < expires <= DAYS_MAX:
+        return complain(f"--expires: write days, more than 0 and up to {DAYS_MAX}.")
     try:
         lifetime_s = None if expires is None else expires * DAY_S
         scopes = " ".join(scope).split()

@@ -124,6 +124,13 @@ def test_a_tool_that_fails_is_exit_code_1(url: str, tool: str, stdout: str, stde
     assert stderr in done.stderr
 
 
+@pytest.mark.parametrize("days", ["0", "36501"])
+def test_a_lifetime_that_is_refused_is_told_its_bounds(days: str, tmp_path: Path) -> None:
+    done = run("token", "new", "ada", "--expires", days, "--file", str(tmp_path / "tokens"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "--expires: write days, more than 0 and up to 36500.\n"
+
+
 @pytest.mark.parametrize(
     "words",
     [
