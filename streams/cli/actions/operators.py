@@ -32,6 +32,7 @@ LISTED_AT_ONCE: Final = 500  # of a journal that is counted
 TAILED_CALLS: Final = 200  # the newest calls, whose changes are told
 MESSAGES_AT_ONCE: Final = 500
 ENDED_EVERY_S: Final = 0.25
+_TOMBSTONES: Final = ("abandoned", "cancelled")  # the states without messages
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -359,7 +360,7 @@ class _Lines:
 
 def missed_in_words(call: CallDetail) -> str:
     """The sentence about the messages that the client has not confirmed."""
-    if call.state in ("abandoned", "cancelled"):
+    if call.state in _TOMBSTONES:
         return "Its messages are deleted."
     if not call.pending:
         return "You missed nothing."
@@ -385,7 +386,7 @@ def _client(call: CallView, now: float) -> str:
     if call.expires_at is None:
         return "none here"
     left = lasting(call.expires_at - now)
-    if call.ended_at is not None and not call.pending:
+    if call.state in _TOMBSTONES or (call.ended_at is not None and not call.pending):
         return f"none; the call is remembered for {left}"
     return f"away; the call is abandoned in {left} unless it comes back"
 

@@ -122,6 +122,16 @@ async def test_a_list_tells_that_there_is_more() -> None:
     assert "--limit" not in operators._more(Page(page.calls * 20, 1))
 
 
+def test_a_call_is_not_abandoned_after_its_end() -> None:
+    def client(call: CallDetail) -> str:
+        given = msgspec.structs.replace(call, expires_at=wall() + 7200, transport="")
+        return operators._client(given, wall())
+
+    assert "is abandoned in" in client(a_call())
+    for state in ("cancelled", "abandoned"):
+        assert client(a_call(state=state)).startswith("none; the call is remembered for")
+
+
 async def test_a_tail_names_what_is_not_kept_any_more(capsys: pytest.CaptureFixture[str]) -> None:
     ended = a_call(state="completed", last=110)
     source = Scripted([a_call(last=104), ended], [found(), found(110, gone=109)])
