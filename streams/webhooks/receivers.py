@@ -47,7 +47,10 @@ class Receivers:
         self._prefixes: list[SplitResult] = []
         for each in allowed:
             if "://" in each:
-                self._prefixes.append(self.checked(each))
+                prefix = self.checked(each)
+                if prefix.query:  # a URL below it has a query of its own
+                    raise ValueError(f"{each!r}: write the beginning of a URL without a query")
+                self._prefixes.append(prefix)
             else:
                 self._hosts.add(_host(each))
 

@@ -73,7 +73,9 @@ def test_plain_http_needs_the_permission_for_private_addresses() -> None:
     assert not Receivers(["a.example:80"], is_private_allowed=False).allow("http://a.example/")
 
 
-@pytest.mark.parametrize("rule", ["", "a/b", "ftp://a", "https://", "u@a", "http://a.example/"])
+@pytest.mark.parametrize(
+    "rule", ["", "a/b", "ftp://a", "https://", "u@a", "http://a.example/", "https://a/b?team=1"]
+)
 def test_a_rule_that_is_none_is_refused(rule: str) -> None:
     with pytest.raises(ValueError, match="write"):
         Receivers([rule], is_private_allowed=False)
