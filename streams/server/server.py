@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import math
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -77,8 +78,10 @@ class Server:
         lifespan: Lifespan | None = None,
         mask_errors: bool = False,
     ) -> None:
-        if not resume_min_s >= 0 or not resume_max_s >= 0:
+        if not (0 <= resume_min_s < math.inf and 0 <= resume_max_s < math.inf):
             raise ValueError("resume_min_s and resume_max_s are seconds, 0 or more")
+        if page_size < 1:
+            raise ValueError(f"page_size: expected at least 1, got {page_size}")
         if not 0 <= announce_after_s <= ANNOUNCE_AFTER_S_MAX:
             raise ValueError(f"announce_after_s is in seconds, 0 to {ANNOUNCE_AFTER_S_MAX:g}")
         if inspect.isasyncgenfunction(lifespan) or inspect.iscoroutinefunction(lifespan):

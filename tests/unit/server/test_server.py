@@ -1,5 +1,6 @@
 """The server as a tool author sees it, end to end."""
 
+import math
 import threading
 from functools import partial
 
@@ -165,6 +166,20 @@ async def test_results_become_content(server: Server) -> None:
 
 
 # The server
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"resume_min_s": -1}, "seconds, 0 or more"),
+        ({"resume_max_s": math.inf}, "seconds, 0 or more"),  # no number in JSON
+        ({"announce_after_s": 2}, "0 to 1"),
+        ({"page_size": 0}, "page_size: expected at least 1, got 0"),
+    ],
+)
+def test_a_setting_that_no_client_could_use_is_refused(given: Json, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Server("tested", **given)
 
 
 async def test_the_tools_are_listed_with_their_schemas_a_page_at_a_time() -> None:
