@@ -144,8 +144,10 @@ PROBE_ANSWER_S: Final = 10.0
 # reachable. Many servers send a comment every 15 s.
 SILENT_S: Final = 45.0
 
-# Status codes of a server that cannot answer now: the request is retried.
-_BUSY: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+# Status codes of a server that cannot answer now: the request is retried. So it is for all of 5xx,
+# which proxies have more of (521 to 524), but for those that say that there is no such request.
+_BUSY: Final = frozenset({408, 409, 425, 429})
+_LASTING: Final = frozenset({501, 505})
 
 # Of those, the ones of a proxy that does not reach its server.
 _UNREACHED: Final = frozenset({502, 503, 504})
@@ -494,7 +496,7 @@ class HttpChannel:
                 await self._read(exchange, EventBody(self._limit, trail), connection)
                 return
             text = await _read_some(connection)
-            if head.status in _BUSY:
+            if _is_busy(head):
                 raise trio.BrokenResourceError(f"the server answered with {head}")
             if self._is_refused(exchange, head, text):
                 return
@@ -921,7 +923,7 @@ class HttpChannel:
                 await self._read(standing, EventBody(self._limit, trail), connection)
                 return
             await _read_some(connection)
-            if head.status in _BUSY:
+            if _is_busy(head):
                 raise trio.BrokenResourceError(f"the server answered with {head}")
             # Mostly 405: "the server does not offer an SSE stream at this endpoint".
             if self._is_refused(standing, head, b""):
@@ -1161,6 +1163,11 @@ def _batch_in(line: bytes) -> list[bytes]:
         return []
     mended = [found for each in parts if (found := sound(each)) is not None]
     return mended if len(mended) == len(parts) else []
+
+
+def _is_busy(head: ResponseHead) -> bool:
+    """Whether the same request may have another response soon."""
+    return head.status in _BUSY or (head.status >= 500 and head.status not in _LASTING)
 
 
 def _is_event_stream(head: ResponseHead) -> bool:

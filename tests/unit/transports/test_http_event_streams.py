@@ -196,19 +196,24 @@ async def test_a_response_that_is_cut_many_times_is_whole() -> None:
     assert foreign.got == [None, "p", *(f"e{n}" for n in range(20))]
 
 
-async def test_a_server_that_is_busy_or_hangs_up_is_asked_again() -> None:
+@pytest.mark.parametrize(
+    "status", ["429 Too Many Requests", "503 Service Unavailable", "521 Web Server Is Down"]
+)
+async def test_a_server_that_is_busy_or_hangs_up_is_asked_again(status: str) -> None:
     async def hang_up(asked: Asked) -> None:
         await asked.cut()
 
     call = Call(PRIMING)
-    busy = refusing("503 Service Unavailable")
+    busy = refusing(status)
     foreign = Foreign([call], [stay, busy, hang_up, streaming(), call.rest()])
     async with client_of(foreign) as client:
         assert await said(client) == []
     assert foreign.got == [None, *["p"] * 4]
 
 
-@pytest.mark.parametrize("status", ["405 Method Not Allowed", "400 Bad Request"])
+@pytest.mark.parametrize(
+    "status", ["405 Method Not Allowed", "400 Bad Request", "501 Not Implemented"]
+)
 async def test_a_response_that_the_server_does_not_continue_is_lost(status: str) -> None:
     foreign = Foreign([Call(PRIMING)], [stay, refusing(status)])
     async with client_of(foreign) as client:
