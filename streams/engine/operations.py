@@ -202,6 +202,10 @@ class Operations:
         """The stream of this id, which `calls` has told; None where it is gone."""
         return await self._cache.find(stream_id)
 
+    def is_here(self, stream: Stream) -> bool:
+        """Whether this replica still owns or follows the stream, as this object."""
+        return self._streams.here(stream.id) is stream
+
     async def join(
         self,
         connection: Connection,

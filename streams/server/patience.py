@@ -26,7 +26,7 @@ import itertools
 import math
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -42,7 +42,7 @@ from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations, check_free, latest_progress
 from streams.engine.stream import Reader, Stream
-from streams.errors import INTERNAL_ERROR, JournalError, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, JournalError, Refusal, Unavailable, refusal
 from streams.exchange import Scopes
 from streams.journal.records import Outcome, Record
 from streams.logs import log
@@ -543,22 +543,16 @@ class Patience:
         return asked
 
     async def _follow(self, leader: _Asked, stream: Stream) -> tuple[bytes, bool]:
-        self._leaders[stream] = leader
-        leader.followers.add(stream)
+        self._lead(leader, stream)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._pass_on, leader.stream, stream)
-                # It may also have been cancelled before its handler began.
-                while not leader.ended.is_set() and leader.stream.state.outcome is Outcome.LIVE:
-                    with trio.move_on_after(FOLLOW_S):
-                        await leader.ended.wait()
+                nursery.start_soon(self._pass_on, stream)
+                leader = await self._ended_leader(stream)
                 nursery.cancel_scope.cancel()
             await leader.stream.flush()  # no client has a result that a crash would undo
         finally:
-            del self._leaders[stream]
-            leader.followers.discard(stream)
-            if leader.is_void:
-                self._asked.pop(leader.stream, None)
+            leader = self._leaders.pop(stream)
+            self._leave(leader, stream)
             is_last = leader.is_unwanted and not leader.followers
             if is_last and stream.state.outcome is Outcome.CANCELLED:
                 self.operations.stop(leader.stream)
@@ -573,12 +567,53 @@ class Patience:
             raise refusal(outcome.value)
         raise leader.failure or Refusal(INTERNAL_ERROR, "The server failed: see its log.")
 
-    async def _pass_on(self, leader: Stream, stream: Stream) -> None:
+    def _lead(self, leader: _Asked, stream: Stream) -> None:
+        """This stream follows that call from now on."""
+        self._leaders[stream] = leader
+        leader.followers.add(stream)
+
+    def _leave(self, leader: _Asked, stream: Stream) -> None:
+        """This stream follows that call no more."""
+        leader.followers.discard(stream)
+        # A call of another replica never has a handler here.
+        is_elsewhere = isinstance(leader.stream, FollowedStream) and not leader.followers
+        if leader.is_void or is_elsewhere:
+            self._asked.pop(leader.stream, None)
+
+    async def _ended_leader(self, stream: Stream) -> _Asked:
+        """Wait for the end of the call that this stream follows; returns what is known of it."""
+        while True:
+            leader = self._leaders[stream]
+            # It may also have been cancelled before its handler began.
+            if leader.ended.is_set() or leader.stream.state.outcome is not Outcome.LIVE:
+                return leader
+            with trio.move_on_after(FOLLOW_S):
+                await leader.ended.wait()
+            if not (leader.ended.is_set() or self.operations.is_here(leader.stream)):
+                with suppress(Unavailable):  # it is looked for again
+                    await self._look_for(leader, stream)
+
+    async def _look_for(self, leader: _Asked, stream: Stream) -> None:
+        """Follow a call on, of which this replica has another object now, or none.
+
+        It was taken over, or no client was attached to it here for a while. Raises `Unavailable`.
+        """
+        found = await self.operations.load_call(leader.stream.id)
+        if found is None:
+            leader.failure = refusal("stream_not_found")
+            leader.ended.set()
+            return
+        newer = self._asked.get(found) or self._asked_ahead(found)
+        newer.is_unwanted |= leader.is_unwanted and found.delivery is None
+        self._leave(leader, stream)
+        self._lead(newer, stream)
+
+    async def _pass_on(self, stream: Stream) -> None:
         """Give a follower the latest progress, and the questions that no other client is asked."""
         told = b""
         try:
             while True:
-                token = stream.progress_token
+                leader, token = self._leaders[stream].stream, stream.progress_token
                 if token is not None and leader.latest_progress != told:
                     told = leader.latest_progress
                     for line in latest_progress(leader, token):

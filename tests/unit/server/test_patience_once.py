@@ -23,8 +23,10 @@ from tests.rigs.server import (
     flood,
     open_house,
     page_text,
+    reason,
     text_of,
 )
+from tests.rigs.shared_memory import LEASE_S
 from tests.rigs.web import browsing
 
 USER = "os(1000)"
@@ -524,6 +526,35 @@ async def test_all_that_make_a_call_at_another_replica_get_its_result(
         theirs.steps.finish("once")
         for caller in callers[1:]:
             assert text_of(await caller.answer(1)) == "once"
+
+
+async def test_all_that_make_a_call_at_another_replica_hear_of_its_end_when_its_owner_dies(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
+        callers = [await replica.dial(PLAIN, USER) for replica in (theirs, ours, ours)]
+        for caller in callers:
+            await caller.call(1, "step")
+            await trio.sleep(1)
+        theirs.kill()
+        for caller in callers[1:]:
+            assert reason((await caller.answer(1))["error"]) == "interrupted"
+
+
+async def test_a_call_at_another_replica_is_followed_on_after_its_only_client_here_has_left(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
+        callers = [await replica.dial(PLAIN, USER) for replica in (theirs, ours, ours)]
+        for caller in callers:
+            await caller.call(1, "step")
+            await trio.sleep(1)
+        callers[1].cable.cut()
+        await trio.sleep(3 * LEASE_S)
+        theirs.steps.finish("once")
+        assert text_of(await callers[2].answer(1)) == "once"
 
 
 async def test_a_call_that_failed_while_it_is_followed_tells_its_error_to_all(
