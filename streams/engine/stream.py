@@ -370,10 +370,11 @@ class Stream:
     async def recorded(self) -> None:
         """Wait until its record is durable, so that no crash can make it unknown.
 
-        Returns as well once nothing is kept of it.
+        Returns as well once nothing is kept of it, or another replica has it: then the journal has
+        perhaps refused the record, and nothing else may tell of it.
         """
         self.store()
-        while not (self.is_recorded or self.state.is_tombstone):
+        while not (self.is_recorded or self.is_lost or self.state.is_tombstone):
             await self._committer.commit_done()
 
     async def send(self, line: bytes, *, is_droppable: bool = False) -> None:

@@ -533,6 +533,36 @@ async def test_a_key_is_free_again_once_the_replica_that_looked_it_up_is_dead(
             assert trio.current_time() - began <= LEASE_S + 0.1
 
 
+async def test_a_key_is_free_again_once_its_replica_has_lost_the_call_before_it_was_stored(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, _ = await replicas.two()
+    browser = await ours.browse(PLAIN)
+    await trio.sleep(LEASE_S)
+    engine = ours.running.engine
+    begin = engine.begin
+
+    def begin_and_cut(*given: Any, **how: Any) -> None:
+        begin(*given, **how)
+        ours.reached.cut()
+
+    async def call(number: int) -> Answer:
+        meta = {"mcp-streams/idempotencyKey": idempotency.LONG}
+        return await browser.post(number, "tools/call", name="step", arguments={}, _meta=meta)
+
+    monkeypatch.setattr(engine, "begin", begin_and_cut)
+    first = await call(1)
+    monkeypatch.undo()
+    await trio.sleep(TAKEN_S)
+    ours.reached.mend()
+    await trio.sleep(LEASE_S)
+    assert first.status == 503, "the call was not begun, and may be sent again"
+    ours.steps.finish("run once")
+    second = await call(2)
+    await trio.sleep(1)
+    assert text_of(second.events[-1][1] or {}) == "run once"
+
+
 # Limits
 
 
