@@ -380,6 +380,12 @@ class FollowedStream(Stream):
         super().leave()
         self._post(posts.Leave())
 
+    def stay(self) -> None:
+        """See `Stream.stay`."""
+        super().stay()
+        if self.delivery is not None:
+            self._tell_of(self.delivery, is_new=False)
+
     def touch(self) -> None:
         """See `Stream.touch`."""
         super().touch()

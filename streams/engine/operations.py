@@ -232,19 +232,14 @@ class Operations:
         try:
             missed, after = await self._missed(stream)
             check_free(session, reply_id, besides=stream)  # it may have been taken meanwhile
-            if state.is_tombstone:
-                raise refusal(state.outcome.value)
-            if state.is_finished(after) or after < state.delivered:
-                raise refusal("messages_gone", earliestSeq=state.delivered + 1).saying(
-                    "The result of this call was delivered already, and is kept no longer."
-                )
-        except Refusal:
-            stream.is_left = stream.delivery is None
+            _check_kept(state, after)
+            self._displace(stream, connection, Taker(connection.session.name, reply_id))
+        except BaseException:
+            stream.stay()
             raise
         preamble = [] if state.is_ended else latest_progress(stream, token)
         preamble += missed
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        self._displace(stream, connection, Taker(connection.session.name, reply_id))
         stream.let_answer(session, after)
         if stream.record.restart is None:
             stream.progress_token = token
@@ -757,6 +752,16 @@ def _check_same_call(stream: Stream, params: msgspec.Raw) -> None:
     if call_digest(params, "") != call_digest(first, ""):
         raise Refusal(
             INVALID_PARAMS, "This idempotencyKey was used for another call: use a new one."
+        )
+
+
+def _check_kept(state: StreamState, after: int) -> None:
+    """A client that joins a call needs what follows `after`, if only the response."""
+    if state.is_tombstone:
+        raise refusal(state.outcome.value)
+    if state.is_finished(after) or after < state.delivered:
+        raise refusal("messages_gone", earliestSeq=state.delivered + 1).saying(
+            "The result of this call was delivered already, and is kept no longer."
         )
 
 

@@ -954,6 +954,10 @@ class Stream:
         # A client with positions says what it has, and comes back for the rest.
         self.stays = self.stays or not self.state.client_confirms
 
+    def stay(self) -> None:
+        """The client that is attached, if there is one, does not stop waiting after `leave`."""
+        self.is_left = self.delivery is None
+
     def detach(self, delivery: Follower) -> None:
         """Detach a delivery; nothing changes where another one has taken its place."""
         if self.delivery is delivery:

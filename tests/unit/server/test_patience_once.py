@@ -277,6 +277,28 @@ async def test_a_call_that_was_cut_is_left_too(rig: Rig, autojump_clock: MockClo
     assert rig.runs == 1
 
 
+async def test_a_repeated_request_whose_client_hangs_up_ends_no_progress_of_the_first(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    def progress(value: int) -> None:
+        rig.steps.do(lambda call: call.progress(value))
+
+    async with open_house(rig.server, patience=ONCE) as house, browsing(house, PLAIN) as browser:
+        params = {"name": "step", "arguments": {}, "_meta": {"progressToken": "t"}}
+        first = await browser.post(1, "tools/call", **params)
+        progress(1)
+        await trio.sleep(1)
+        again = browser.ask(
+            "POST", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        )
+        again.cut()
+        await trio.sleep(2)
+        progress(2)
+        await trio.sleep(1)
+        told = [message["params"]["progress"] for _, message in first.events if message]
+        assert told == [1, 2]
+
+
 async def test_without_the_option_a_timeout_cancels(rig: Rig, autojump_clock: MockClock) -> None:
     async with open_house(rig.server, patience=PatienceSettings(patience_s=9)) as house:
         talker = await house.dial(PLAIN, USER)
