@@ -223,7 +223,8 @@ class Operations:
         ended call delivers its response, however often that was delivered. With `is_wait` the
         request is another call, and to cancel it does not cancel this one. The newest delivery
         wins. The client has found the call by its `short_name`, and waits for `wait_s` at most.
-        Raises `Refusal` where nothing is left to deliver.
+        Raises `Refusal` where nothing is left to deliver, `StoreAway` where the call has got
+        another owner meanwhile.
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
@@ -233,6 +234,7 @@ class Operations:
             missed, after = await self._missed(stream)
             check_free(session, reply_id, besides=stream)  # it may have been taken meanwhile
             _check_kept(state, after)
+            self._check_here(stream)
             self._displace(stream, connection, Taker(connection.session.name, reply_id))
         except BaseException:
             stream.stay()
@@ -261,6 +263,14 @@ class Operations:
                 wait_s=wait_s,
             )
         )
+
+    def _check_here(self, stream: Stream) -> None:
+        """Raise `StoreAway` where the call has got another owner: this object hears of it no more.
+
+        An evicted stream has ended, and the journal has all of it.
+        """
+        if not (self.is_here(stream) or stream.is_evicted):
+            raise StoreAway("the call goes from one replica to another")
 
     async def _missed(self, stream: Stream) -> tuple[list[bytes], int]:
         """The notifications that no client was sent, but progress; and the seq up to which.

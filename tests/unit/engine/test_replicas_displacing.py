@@ -566,6 +566,35 @@ async def test_patience_ends_a_wait_for_a_call_whose_replica_has_died(
     assert reason((await second.answer(2))["error"]) == "interrupted"
 
 
+async def test_a_wait_that_begins_while_the_call_changes_its_owner_is_told_to_come_again(
+    replicas: Replicas, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = PatienceSettings(patience_s=20)
+    theirs, ours = [await replicas.start(patience=patient) for _ in range(2)]
+    first, second = await theirs.dial(PLAIN, "os(7)"), await ours.dial(PLAIN, "os(7)")
+    await first.call(1, "again")
+    code = (await first.answer(1))["result"]["_meta"]["mcp-streams/call"]
+    theirs.again.log("unheard")
+    await trio.sleep(1)
+    read = ours.reached.inner.read
+
+    async def read_late(*given: Any, **how: Any) -> Any:
+        await trio.sleep(TAKEN_S)
+        return await read(*given, **how)
+
+    monkeypatch.setattr(ours.reached.inner, "read", read_late)
+    await second.call(2, "wait_for_call", call=code)
+    await wait_all_tasks_blocked()
+    theirs.kill()
+    refused = (await second.answer(2))["error"]
+    assert reason(refused) == "unavailable", "the stream that it has found hears no news any more"
+    monkeypatch.undo()
+    ours.again.log("unheard")
+    ours.again.finish("fetched in the end")
+    await second.call(3, "wait_for_call", call=code)
+    assert text_of(await second.answer(3)) == "fetched in the end"
+
+
 async def test_a_client_that_resumes_a_patient_call_elsewhere_gets_no_interim_answer(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:
