@@ -313,11 +313,7 @@ class Conversation:
             died.exchange = exchange  # its questions stay open: it may be sent again
             self._end(exchange)
             raise
-        except Refusal:
-            self._end(exchange)
-            exchange.close_questions()
-            raise
-        except BaseException:  # the handler was cancelled
+        except BaseException:  # the handler was cancelled, or its stream has ended with an error
             self._cancel(exchange)
             exchange.close_questions()
             raise
@@ -400,6 +396,13 @@ class Conversation:
         if len(self._cancelled) > CANCELLED_MAX:
             self._forget_cancelled(next(iter(self._cancelled)))
         self.tell(messages.notification(CANCELLED, {"requestId": exchange.number}))
+
+    def _has_answered(self, exchange: Exchange | CancelledExchange) -> None:
+        """The child has answered this request: a second answer belongs to none."""
+        if isinstance(exchange, CancelledExchange):
+            self._forget_cancelled(exchange.number)
+        else:
+            self._attribution.requests.pop(exchange.number)
 
     def _forget_cancelled(self, number: int) -> None:
         """A cancelled request is answered, or too many others were cancelled since."""
@@ -533,6 +536,7 @@ class Conversation:
             return
         why = "The answer of the wrapped server is no JSON-RPC: see the log."
         exchange.put(Refusal(INTERNAL_ERROR, why))
+        self._has_answered(exchange)
         self._warnings.warn("an answer of a child is no JSON-RPC", child=self.pid, start=str(head))
 
     def _on_garbage(self, line: bytes) -> None:
@@ -557,6 +561,7 @@ class Conversation:
                 self._refuse(number, too_large)
         elif (exchange := self._attribution.of_long(line.head, line.tail)) is not None:
             exchange.put(too_large)
+            self._has_answered(exchange)
         self._warnings.warn("a line of a child is too long: it was dropped", child=self.pid)
 
     def _on_message(self, line: bytes, message: Message) -> None:
@@ -587,9 +592,8 @@ class Conversation:
             else:
                 self._put(exchange, message, line)
             self._answered.add(exchange)
-            self._attribution.requests.pop(exchange.number)  # a second answer belongs to none
-        elif exchange is not None:
-            self._forget_cancelled(exchange.number)
+        if exchange is not None:
+            self._has_answered(exchange)
         elif isinstance(message.id, int) and message.id in self._own:
             self._own.pop(message.id).send_nowait(message)
         else:

@@ -84,7 +84,8 @@ def flood(id: Any, given: Json, token: Any) -> None:
     )
     for _ in range(given["n"]):
         write(line.encode() + b"\n")
-    answer(id)
+    if given.get("ends", True):
+        answer(id)
 
 
 def garbage(id: Any, given: Json, token: Any) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import trio
 
+from streams import Limits
 from streams.backends.child import ChildBackend
 from tests.rigs.children import Web, call, said, state, surfing, text, until, wrapped
-from tests.rigs.server import PLAIN, STREAMS, House, Json, Talker
+from tests.rigs.server import PLAIN, STREAMS, House, Json, Talker, reason
 
 ASK = "elicitation/create"
 ASKING: Json = {"elicitation": {}, "roots": {}}
@@ -318,6 +319,19 @@ async def test_a_cancelled_call_of_another_may_still_ask(shared: Json) -> None:
         await second.call(1, "question")
         error = said((await second.answer(1))["result"])
         assert error["code"] == -32603
+
+
+async def test_a_call_of_another_that_has_failed_here_is_cancelled_and_may_still_ask(
+    shared: Json,
+) -> None:
+    async with wrapped(**shared, limits=Limits(unsent_entries_max=10)) as (house, _):
+        first, second = await house.dial(PLAIN, capacity=4096), await house.dial(ASKING, "bob")
+        await first.call(1, "flood", n=5000, ends=False)
+        assert reason((await first.answer(1))["error"]) == "too_slow"
+        await second.call(1, "question")
+        answer = await second.find(lambda m: asks(ASK)(m) or m.get("id") == 1)
+        assert said(answer["result"])["code"] == -32603
+        assert "cancelled" in await state(second, 2)
 
 
 async def test_questions_never_cross_principals(shared: Json) -> None:
