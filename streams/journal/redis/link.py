@@ -348,6 +348,9 @@ class Servers:
             if isinstance(meant, JournalUnusable):
                 raise self.refused(meant) from error
             raise meant if isinstance(meant, JournalError) else StoreAway(str(error)) from error
+        except BaseException:  # cancelled: the connection would have no owner
+            connection.invalidate()
+            raise
 
 
 def _close_buffers(connection: BaseConnection) -> None:

@@ -60,7 +60,7 @@ from tests.rigs.journals import (
     session,
     until_done,
 )
-from tests.rigs.redis_servers import KINDS, Server, running
+from tests.rigs.redis_servers import KINDS, Server, cluster_url, running
 
 PATIENCE_S = 60.0
 QUICK_S = 0.3  # for a call of a store that does not answer
@@ -515,6 +515,30 @@ async def test_a_store_that_is_away_gets_few_attempts_to_connect(
         assert attempts <= 3 * (1 + took_s / CONNECT_PAUSE_S) < calls
         server.start()
         await until_done(lambda: journal.find("s"))
+
+
+async def test_an_attempt_to_connect_that_is_cancelled_leaves_no_connection(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has taken the connection, and does not say whether it has the keys."""
+    async with trio.open_nursery() as nursery:
+        servers = Servers(parse(cluster_url([server])), nursery, PATIENCE_S)
+        connect = servers._connect_to
+
+        async def connect_and_stop(*where: Any, **other: Any) -> BaseConnection:
+            connection = await connect(*where, **other)
+            server.pause()
+            return connection
+
+        monkeypatch.setattr(servers, "_connect_to", connect_and_stop)
+        with trio.move_on_after(QUICK_S) as scope:
+            await Link(servers).connection()
+        server.resume()
+        assert scope.cancelled_caught
+        with trio.fail_after(5):
+            while b"connected_clients:1\r" not in server.ask("INFO", "clients"):
+                await trio.sleep(0.05)
+        nursery.cancel_scope.cancel()
 
 
 async def test_news_that_were_missed_are_all(server: Server) -> None:
