@@ -31,6 +31,7 @@ from streams.errors import (
     Fenced,
     Refusal,
     StreamGone,
+    Superseded,
     Unavailable,
     refusal,
 )
@@ -187,6 +188,9 @@ class RemoteRequest:
                 log.info("a request is sent again", method=self._method, why=str(error))
                 ticket, self._is_second = None, True
                 await trio.sleep(min(2.0 ** (attempts - 2), 4.0))
+            except Superseded as error:
+                await self._guest.link.leave(call)
+                raise refusal("superseded").saying(str(error)) from None
             except CallFailed as error:
                 await self._guest.link.leave(call)
                 failed = Refusal(error.code, error.message, error.data)

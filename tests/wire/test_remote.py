@@ -321,6 +321,26 @@ async def test_a_checkpoint_counts_no_message_that_the_journal_lacks(
             assert (ticket.after or 0) == restart.seq
 
 
+async def test_a_call_that_another_client_takes_over_says_so(tmp_path: Path) -> None:
+    journal, until = MemoryJournal(), tmp_path / "until"
+    with trio.fail_after(PATIENCE_S):
+        async with served(server, "ws") as port:
+            url = f"ws://127.0.0.1:{port}"
+            async with attached(url, journal=journal) as running, talking(running, STREAMS) as host:
+                stream = await host.begin(1, "count", n=1, until=str(until))
+                while await checkpoint_of(journal, stream["streamId"]) < 1:
+                    await trio.sleep(0.01)
+                restart = (await record_of(journal, stream["streamId"])).restart
+                assert restart is not None
+                assert restart.state is not None
+                ticket = Ticket.parse(decode(restart.state, str))
+                async with Client(dial(url)) as other, other.resume(ticket) as call:
+                    refused = (await host.answer(1))["error"]
+                    assert refused["data"]["reason"] == "superseded"
+                    until.touch()
+                    assert "1 steps" in str(await call.result())
+
+
 async def record_of(journal: Journal, stream: str) -> Record:
     found = await journal.find(stream)
     assert found is not None
