@@ -311,8 +311,11 @@ class Operations:
         return runs if runs and runs[0].seq == after + 1 else ()
 
     def replace(self, stream: Stream) -> None:
-        """Forget an ended call, since the same call begins again under the same key."""
-        self._streams.drop(stream)
+        """Forget an ended call, since the same call begins again under the same key.
+
+        A client that has not got its response yet is told so.
+        """
+        self._streams.replace(stream)
 
     def end_connection(self, session: Session) -> None:
         """A connection has ended, whose principal was its own: only resume tokens and keys lead to

@@ -637,6 +637,8 @@ class Replicas:
                     "the cancel of a displaced client was dropped",
                     stream=stream.id[:STREAM_LETTERS],
                 )
+            case posts.Stopped(is_dropped=True) if stream.state.is_ended:
+                self._streams.replace(stream)
             case posts.Stopped(is_dropped=True):
                 self._streams.drop(stream)
             case posts.Stopped():

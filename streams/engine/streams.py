@@ -418,6 +418,12 @@ class Streams:
         if stream.delivery is not None:
             stream.delivery.drop()
 
+    def replace(self, stream: Stream) -> None:
+        """Drop an ended call, since it runs again. No client may wait for its response for ever."""
+        if stream.delivery is not None:
+            stream.delivery.fail(refusal("superseded"))
+        self.drop(stream)
+
     def _forget(self, stream: Stream, *, may_wait: bool = False) -> None:
         if self.index.get(stream.id) is stream:
             self._deferred.pop(stream, None)  # most end so soon, and their memory is used again

@@ -661,6 +661,9 @@ class Patience:
         call for ten minutes.
         """
         if not (_answers_again(stream) and self._age_s(stream) < ONCE_S):
+            with trio.move_on_after(HANDOVER_S):  # a client may wait for the response
+                while stream.delivery is not None:
+                    await stream.change()
             self.operations.replace(stream)
             return False
         await self._join(stream, connection, request_id, token, is_wait=False)

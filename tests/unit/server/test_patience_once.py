@@ -1,5 +1,6 @@
 """Calls that run once, and calls whose clients cancel because of a timeout, with a mock clock."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server
 from streams.backends import PatienceSettings
-from streams.errors import Refusal
+from streams.errors import JournalError, Refusal
+from streams.journal.memory import MemoryJournal
+from streams.journal.records import Change
 from streams.keys import Keyring
 from streams.server.patience import CALL
 from tests.rigs.idempotency import Rig, answered
@@ -577,6 +580,32 @@ async def test_a_call_at_another_replica_is_followed_on_after_its_only_client_he
         await trio.sleep(3 * LEASE_S)
         theirs.steps.finish("once")
         assert text_of(await callers[2].answer(1)) == "once"
+
+
+@pytest.mark.parametrize("takes_s", [0.5, 5])
+async def test_a_failed_call_is_not_run_again_before_its_client_has_an_answer(
+    autojump_clock: MockClock, takes_s: float
+) -> None:
+    """The journal takes its time for the error, and the same call is made meanwhile."""
+    go, journal = trio.Event(), MemoryJournal()
+    commit = journal.commit
+
+    async def commit_late(changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        await trio.sleep(takes_s)
+        return await commit(changes)
+
+    async with open_house(failing(go), patience=ONCE, journal=journal) as house:
+        first, second = await house.dial(PLAIN, USER), await house.dial(PLAIN, USER)
+        await first.call(1, "step")
+        await trio.sleep(2 * takes_s)
+        journal.commit = commit_late  # type: ignore[method-assign]
+        go.set()
+        await wait_all_tasks_blocked()
+        await second.call(2, "step")
+        told = (await first.answer(1))["error"]
+        is_late = takes_s > 1
+        assert (reason(told) == "superseded") is is_late
+        assert "error" in await second.answer(2)
 
 
 async def test_a_call_that_failed_while_it_is_followed_tells_its_error_to_all(
