@@ -247,6 +247,10 @@ def make_server(chance: random.Random) -> Server:
         await server.resource_updated("x:a")
         return "at once"
 
+    @server.tool(annotations={"readOnlyHint": chance.random() < 0.5})
+    async def immediate() -> str:
+        return "without await"
+
     @server.resource("x:{name}")
     async def resource(name: str) -> str:
         return name
@@ -428,9 +432,9 @@ class Requests:
 
     def _call(self) -> Json:
         chance = self._chance
-        tool = chance.choice(("work", "work", "redo", "quick"))
+        tool = chance.choice(("work", "work", "redo", "quick", "immediate"))
         arguments: Json = {}
-        if tool != "quick":
+        if tool in ("work", "redo"):
             arguments["count"] = chance.randrange(5)
             arguments["pause_s"] = chance.choice((0.0, 0.01, 0.5))
             arguments["late_s"] = chance.choice((0.0, 0.0, 1.0, 8.0))
