@@ -102,6 +102,11 @@ def busy() -> trio.Semaphore:
         return _queue.get()
 
 
+def units_of(message: bytes) -> int:
+    """The work of a message in units."""
+    return 1 + len(message) // UNIT_BYTES
+
+
 class LargeWork:
     """Does pieces of work on large messages, one at a time, with pauses.
 

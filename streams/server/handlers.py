@@ -124,8 +124,7 @@ class Handlers:
                 messages.error(stream.request_id, refused)  # raises if its data is no JSON
                 raise refused from None
             finally:
-                del self._running[stream]
-                call.end()
+                self._ended(stream, call)
 
         return handle
 
@@ -212,9 +211,7 @@ class Handlers:
             text = told.encode(errors="backslashreplace").decode()
             raise Refusal(INTERNAL_ERROR, f"The {work.what} failed: {text}") from None
         finally:
-            del self._running[stream]
-            if call is not None:
-                call.end()
+            self._ended(stream, call)
 
     async def _bound(self, work: Work, stream: Stream) -> dict[str, Any]:
         """The arguments of a request by name. Raises `Refusal` where they do not fit."""

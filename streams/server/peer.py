@@ -47,11 +47,11 @@ from streams.server.methods import log_dropped
 from streams.server.patience import Patience
 from streams.turns import (
     LARGE_BYTES,
-    UNIT_BYTES,
     LargeWork,
     RateLimit,
     Turns,
     large_work,
+    units_of,
     work_on,
 )
 
@@ -641,7 +641,7 @@ def _units(incoming: Incoming) -> int:
     """The work of a message in units of `Turns`."""
     if isinstance(incoming, TooLarge):
         return 1  # the transport has counted its bytes
-    return 1 + len(incoming) // UNIT_BYTES
+    return units_of(incoming)
 
 
 def _check_length(name: RequestId | ProgressToken | None, what: str) -> None:

@@ -26,7 +26,7 @@ from streams.exchange import (
 )
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
-from streams.turns import TURN_UNITS, UNIT_BYTES, Turns
+from streams.turns import TURN_UNITS, Turns, units_of
 from transports.http.cors import PREFLIGHT, is_preflight
 from transports.http.debt import Debt
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
@@ -146,7 +146,7 @@ class _Server:
         self, connection: "_Connection", requests: Requests, phase: Phase, wait: Wait
     ) -> None:
         while request := await self._next_request(connection, requests, phase, wait):
-            if connection.turns.spend(1 + len(request.body) // UNIT_BYTES):
+            if connection.turns.spend(units_of(request.body)):
                 await connection.turns.wait()
             try:
                 if request.caller is None:

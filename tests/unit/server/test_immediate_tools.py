@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-import structlog
 import trio
 
 from streams import Call, Server, StreamsError
@@ -161,22 +160,6 @@ async def test_a_cancel_scope_that_it_leaves_open_reaches_nobody() -> None:
         left.cancel()
         assert await talker.request(2, "ping") == {}
         await talker.leave()
-
-
-@pytest.mark.parametrize("error", [ValueError("no rows"), SystemExit("no rows")])
-async def test_what_it_raises_is_its_result(error: BaseException) -> None:
-    server = Server("tested")
-
-    @server.tool
-    async def fail() -> str:
-        raise error
-
-    with structlog.testing.capture_logs() as logs:
-        final = (await run(server, "fail"))[-1]
-    assert final["result"]["isError"]
-    assert "no rows" in text_of(final)
-    (entry,) = [each for each in logs if each["event"] == "a tool failed"]
-    assert entry["exc_info"][1] is error
 
 
 async def test_with_an_idempotency_key_it_runs_once_the_key_is_durable() -> None:

@@ -15,7 +15,7 @@ from streams.journal.records import Change
 from streams.keys import Keyring
 from streams.server.patience import CALL
 from tests.rigs.idempotency import Rig, answered
-from tests.rigs.replicas import open_replicas
+from tests.rigs.replicas import Replica, Replicas, open_replicas
 from tests.rigs.server import (
     PLAIN,
     POSITIONS,
@@ -539,15 +539,21 @@ async def test_a_call_that_failed_and_still_cleans_up_can_be_resumed(
         assert await third.request(4, "ping") == {}
 
 
+async def called_at_two(replicas: Replicas) -> tuple[Replica, list[Talker]]:
+    """A replica with a call, and the clients that made it: one there, then two at another one."""
+    theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
+    callers = [await replica.dial(PLAIN, USER) for replica in (theirs, ours, ours)]
+    for caller in callers:
+        await caller.call(1, "step")
+        await trio.sleep(1)
+    return theirs, callers
+
+
 async def test_all_that_make_a_call_at_another_replica_get_its_result(
     autojump_clock: MockClock,
 ) -> None:
     async with open_replicas(lambda: Server("tested")) as replicas:
-        theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
-        callers = [await replica.dial(PLAIN, USER) for replica in (theirs, ours, ours)]
-        for caller in callers:
-            await caller.call(1, "step")
-            await trio.sleep(1)
+        theirs, callers = await called_at_two(replicas)
         theirs.steps.finish("once")
         for caller in callers[1:]:
             assert text_of(await caller.answer(1)) == "once"
@@ -557,11 +563,7 @@ async def test_all_that_make_a_call_at_another_replica_hear_of_its_end_when_its_
     autojump_clock: MockClock,
 ) -> None:
     async with open_replicas(lambda: Server("tested")) as replicas:
-        theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
-        callers = [await replica.dial(PLAIN, USER) for replica in (theirs, ours, ours)]
-        for caller in callers:
-            await caller.call(1, "step")
-            await trio.sleep(1)
+        theirs, callers = await called_at_two(replicas)
         theirs.kill()
         for caller in callers[1:]:
             assert reason((await caller.answer(1))["error"]) == "interrupted"
@@ -571,11 +573,7 @@ async def test_a_call_at_another_replica_is_followed_on_after_its_only_client_he
     autojump_clock: MockClock,
 ) -> None:
     async with open_replicas(lambda: Server("tested")) as replicas:
-        theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
-        callers = [await replica.dial(PLAIN, USER) for replica in (theirs, ours, ours)]
-        for caller in callers:
-            await caller.call(1, "step")
-            await trio.sleep(1)
+        theirs, callers = await called_at_two(replicas)
         callers[1].cable.cut()
         await trio.sleep(3 * LEASE_S)
         theirs.steps.finish("once")

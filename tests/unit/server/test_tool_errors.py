@@ -14,16 +14,26 @@ from tests.rigs.server import run, text_of
 Logs = list[Any]
 
 
-async def failing(error: BaseException, *, mask_errors: bool = False) -> tuple[str, Logs]:
-    """The text that a client gets of a tool that raises this, and the log."""
+async def failing(
+    error: BaseException, *, mask_errors: bool = False, waits: bool = False
+) -> tuple[str, Logs]:
+    """The text that a client gets of a tool that raises this, and the log.
+
+    Only a tool that `waits` has a task of its own.
+    """
     server = Server("tested", mask_errors=mask_errors)
 
     @server.tool
     async def fail() -> str:
         raise error
 
+    @server.tool
+    async def wait_and_fail() -> str:
+        await trio.lowlevel.checkpoint()
+        raise error
+
     with structlog.testing.capture_logs() as logs:
-        final = (await run(server, "fail"))[-1]
+        final = (await run(server, "wait_and_fail" if waits else "fail"))[-1]
     assert final["result"]["isError"]
     return text_of(final), logs
 
@@ -48,16 +58,18 @@ async def test_a_subclass_of_a_tool_error_is_one() -> None:
     assert (await failing(NotFound("gone"), mask_errors=True))[0] == "gone"
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize(
     "error", [ValueError("dsn=secret"), KeyError("secret"), SystemExit("secret")]
 )
-async def test_another_exception_is_masked_on_request(error: BaseException) -> None:
-    text, logs = await failing(error, mask_errors=True)
+async def test_another_exception_is_masked_on_request(error: BaseException, waits: bool) -> None:
+    text, logs = await failing(error, mask_errors=True, waits=waits)
     (entry,) = tracebacks(logs)
+    assert entry["event"] == "a tool failed"
     assert "secret" not in text
     assert entry["id"] in text
     assert entry["exc_info"][1] is error
-    assert "secret" in (await failing(error))[0], "not masked by default"
+    assert "secret" in (await failing(error, waits=waits))[0], "not masked by default"
 
 
 async def test_a_result_that_breaks_its_schema_is_masked_too() -> None:
