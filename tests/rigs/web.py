@@ -24,9 +24,13 @@ class Answer:
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.body = b""
+        self._body = bytearray()
         self.is_whole = False
         self._gone = trio.Event()
+
+    @property
+    def body(self) -> bytes:
+        return bytes(self._body)
 
     # The endpoint's side.
 
@@ -44,7 +48,7 @@ class Answer:
         await trio.lowlevel.checkpoint()
         if self._gone.is_set():
             raise trio.BrokenResourceError
-        self.body += b"".join(data)
+        self._body += b"".join(data)
 
     async def finish(self) -> None:
         await self.write(b"")
