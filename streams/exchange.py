@@ -94,8 +94,8 @@ class ResponseChannel(Channel, Protocol):
         """As `send`, for lines that are the whole response."""
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the response is over, so that nothing is left to close."""
+    def is_over(self) -> bool:
+        """Whether the response is complete, or its client has gone: nothing is left to close."""
 
 
 class ClientChannel(Channel, Protocol):

@@ -399,7 +399,7 @@ class Engine:
             await begin(connection)
             await connection.respond(channel)
         finally:
-            await self._close(connection, is_complete=channel.is_complete)
+            await self._close(connection, is_over=channel.is_over)
 
     @property
     def journal(self) -> Journal:
@@ -450,13 +450,13 @@ class Engine:
             connection.hang_up()
         return connection
 
-    async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
+    async def _close(self, connection: Connection, *, is_over: bool = False) -> None:
         self._connections.pop(connection, None)
         connection.close()
         if self.events.is_heard:
             self.events.closed(connection)
         self._stir()
-        if not is_complete:
+        if not is_over:
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
 

@@ -112,11 +112,17 @@ class _Server:
         # in `_answer`.
         debt = Debt(self.listener.departure)
         with suppress(trio.BrokenResourceError, OSError), debt:
-            stream = None
-            with trio.move_on_after(HANDSHAKE_S):
-                stream = await self.listener.secure(tcp)
+            stream: ServerStream | None = tcp
+            if self.listener.has_tls:
+                stream = await self._secured(tcp)
             if stream is not None:
                 await self._serve_requests(_Connection(stream, tcp, nursery, debt, self.stuck))
+
+    async def _secured(self, tcp: trio.SocketStream) -> ServerStream | None:
+        """TLS over a connection; None if the handshake takes too long."""
+        with trio.move_on_after(HANDSHAKE_S):
+            return await self.listener.secure(tcp)
+        return None
 
     async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)

@@ -138,6 +138,10 @@ class Listener:
             serve_counted, self._listeners, self.departure, is_shared=self._is_shared
         )
 
+    @property
+    def has_tls(self) -> bool:
+        return self._ssl_context is not None
+
     async def secure(self, tcp: trio.SocketStream) -> ServerStream:
         """Return `tcp` itself, or TLS over it. The caller bounds the time of the handshake.
 

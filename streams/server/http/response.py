@@ -118,8 +118,10 @@ class ResponseChannel:
         await self._responder.respond(status, (*content(JSON), *headers), line)
 
     @property
-    def is_complete(self) -> bool:
-        return self._has_begun and not self._is_open
+    def is_over(self) -> bool:
+        """See `streams.exchange.ResponseChannel`."""
+        is_whole = self._has_begun and not self._is_open
+        return is_whole or not self._responder.is_open()
 
     async def ping(self) -> bool:
         """Write a keep-alive if nothing was written for a while. A client never answers it."""
@@ -134,7 +136,7 @@ class ResponseChannel:
         return self._responder.unsent_bytes()
 
     async def aclose(self) -> None:
-        if self.is_complete or not self._responder.is_open():
+        if self.is_over:
             return
         with trio.move_on_after(CLOSE_S):
             try:
