@@ -389,7 +389,7 @@ async def _run_in(scope: trio.CancelScope, link: Link) -> None:
 async def _cancel(request: _Request) -> None:
     """Cancel the work on the server, if it has begun, and drop its messages."""
     try:
-        if request.call is not None:
+        if request.call is not None and not request.call.is_left:
             await request.call.cancel()
     except ClientError:
         pass  # the call has ended all the same, and nobody waits for its response

@@ -79,9 +79,10 @@ class CallOwner(Protocol):
 class RunningCall:
     """A call: iterate over its messages, then ask for its `result`.
 
-    `Client.call` and `Client.resume` make it, and it is used in `async with`. One task may read
-    from it. If nothing reads from it, its connection stops reading at a megabyte or 10,000
-    messages. `name` and `arguments` are the tool's; they are empty where only a ticket is known.
+    `Client.call` and `Client.resume` make it, and it is used in `async with`, once. One task at a
+    time may read from it. If nothing reads from it, its connection stops reading at a megabyte or
+    10,000 messages. `name` and `arguments` are the tool's; they are empty where only a ticket is
+    known.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class RunningCall:
         self.has_progressed = False  # a message has come over the current delivery
         self.last_event_id = b""  # the event id before that delivery, over HTTP
         self._owner = home
+        self._is_entered = False
+        self._has_reader = False  # a task waits for the next batch
         self._ticket: Ticket | None = None
         self._failure: ClientError | None = None
         self._final: Message | None = None
@@ -138,6 +141,9 @@ class RunningCall:
         return call
 
     async def __aenter__(self) -> "RunningCall":
+        if self._is_entered:  # the request would go out again
+            raise RuntimeError("a call is entered once: make another one, or resume its ticket")
+        self._is_entered = True
         await self._owner.begin(self)
         return self
 
@@ -234,10 +240,15 @@ class RunningCall:
         """Cancel the work, unless it is done. No more messages come.
 
         Returns when the server has confirmed it, over as many connections as that takes. Raises
-        `CannotConnect`.
+        `CannotConnect`; for a call that has failed and may still run, the error of the call.
         """
+        self._check_entered()
         if self.is_complete:
             return
+        if self.is_left:
+            raise RuntimeError("this call was left: resume its ticket to cancel it")
+        if self._failure is not None and not isinstance(self._failure, StreamGone):
+            raise self._failure  # the work may go on
         self._drop_buffer()  # the connection must not wait for a reader
         try:
             await self._owner.cancel(self)
@@ -280,6 +291,21 @@ class RunningCall:
             raise StopAsyncIteration
         if not self._outlet.is_empty:
             return
+        self._check_entered()
+        if self._has_reader:  # each of the two would lose messages to the other
+            raise RuntimeError("another task reads this call: only one may")
+        self._has_reader = True
+        try:
+            await self._next_batch()
+        finally:
+            self._has_reader = False
+
+    def _check_entered(self) -> None:
+        """Raise `RuntimeError` for a call that was not begun, which nothing would ever come for."""
+        if not self._is_entered:
+            raise RuntimeError("this call has not begun: use it within `async with`")
+
+    async def _next_batch(self) -> None:
         self._is_waiting = True
         await self._let_others_run()
         while not self._inbox:
@@ -440,7 +466,7 @@ class RunningCall:
         if self._inbox.is_dropped:
             self._inbox = Inbox()
             self._outlet.start_at(self._received or 0)
-        self.is_left = False
+        self.is_left = self._is_entered = False
         self._is_waiting = True
         return True
 

@@ -9,11 +9,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams.client import buffer
 from streams.client.client import Client
-from streams.errors import (
-    StreamGone,
-)
+from streams.errors import CannotConnect, StreamGone
 from streams.messages import decode
-from tests.rigs.clients import Params, Stepping, connected, counting, rest_of, said
+from tests.rigs.clients import Params, Stepping, connected, counting, held, rest_of, said
 from tests.rigs.scripted import Scripted, Stream
 
 
@@ -205,3 +203,57 @@ async def test_requests_and_notifications_keep_their_order() -> None:
         value for n in range(20) for value in (n, str(n))
     ]
     assert sorted(asked) == list(range(20))
+
+
+async def test_a_call_outside_of_its_block_is_an_error_and_no_endless_wait() -> None:
+    server = counting()
+    async with connected(server) as client:
+        call = client.call("count", {"n": 1})
+        for act in (call.result, call.cancel, lambda: anext(call), lambda: anext(call.runs())):
+            with pytest.raises(RuntimeError, match="use it within `async with`"):
+                await act()
+        async with call:
+            pass
+        for act in (call.result, call.cancel):
+            with pytest.raises(RuntimeError, match="this call was left: resume its ticket to"):
+                await act()
+        with pytest.raises(RuntimeError, match="entered once"):
+            await call.__aenter__()
+    assert len(server.got("tools/call")) == 1
+
+
+async def test_a_second_reader_is_an_error_and_takes_nothing_from_the_first() -> None:
+    server = Scripted()
+    step = Stepping(server)
+    found: list[Any] = []
+    async with connected(server) as client, client.call("step") as call:
+        async with trio.open_nursery() as nursery:
+
+            async def read() -> None:
+                found.extend(await rest_of(call))
+
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            for act in (call.result, lambda: anext(call), lambda: anext(call.runs())):
+                with pytest.raises(RuntimeError, match="another task reads this call"):
+                    await act()
+            step.say("a", "b", None)
+        assert await call.result() == {"content": [], "done": True}
+    assert found == ["a", "b"]
+
+
+async def test_a_call_that_failed_and_may_still_run_is_not_taken_for_cancelled(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, server.memory.connect)
+            call = await client.call("step").__aenter__()
+            step.say("a")
+            await anext(call)
+        for act in (call.result, call.cancel):
+            with pytest.raises(CannotConnect, match="No connection for 300 s"):
+                await act()
+        nursery.cancel_scope.cancel()
