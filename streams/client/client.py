@@ -208,6 +208,9 @@ class Client(Requests):
             if only is error:
                 return False
             raise only from None
+        finally:  # tasks outside of the block may still wait
+            self._resumer.close()
+            self._reconnector.close()
 
     def cut(self) -> None:
         """Cut the connection to a server in this process, for a test: what is in flight is lost.

@@ -75,6 +75,10 @@ RETRY_S: Final = 1.0
 RELEASED_FIRST_S: Final = 0.2
 
 
+_CLOSED: Final = "The client was closed: enter another one."
+
+_CLOSED_CALL: Final = "The client was closed: resume the call's ticket with another one."
+
 _HELD: Final = (
     "This client still receives the stream: read the running call, or use another client."
 )
@@ -179,6 +183,7 @@ class Reconnector:
         self._calls_waiting = 0  # calls that begin or are cancelled
         self._surrender: CannotConnect | None = None
         self._is_running = False
+        self.is_closed = False
         self._listens = False  # to notifications that belong to no call
 
     def new_id(self) -> str:
@@ -413,6 +418,11 @@ class Reconnector:
         if self.connection is not None:
             self.connection.listen()
 
+    def close(self) -> None:
+        """The client is closed: wake the tasks of others that still wait for a connection."""
+        self.is_closed = True
+        self.stir()
+
     async def connected(self) -> ClientConnection:
         """Wait for a connection. Raises `CannotConnect` after `patience_s`."""
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -423,6 +433,8 @@ class Reconnector:
         while self.connection is None or self.connection.is_over:
             if self._surrender is not None and self._surrender is not surrender:
                 raise self._surrender
+            if self.is_closed:
+                raise CannotConnect(_CLOSED)
             await self._changed.wait()
         return self.connection
 
@@ -520,6 +532,12 @@ class Resumer:
             call.fail(error)
             self._calls.remove(call)
 
+    def close(self) -> None:
+        """The client is closed: end the calls that tasks of others still read."""
+        for call in self._calls:
+            call.fail(_lost() if call.ticket is None else CannotConnect(_CLOSED_CALL))
+            self._calls.remove(call)
+
     # Beginning a call
 
     async def begin(self, call: RunningCall) -> None:
@@ -537,6 +555,8 @@ class Resumer:
         if call.request is None:
             await self._wait_for_earlier(call, connection)
             self._calls.add(call)
+            if self._reconnector.is_closed:  # during that wait
+                self.close()
             newest = self._reconnector.connection  # `connection` may be lost by now
             if self._nursery is not None and newest is not None and not newest.is_over:
                 self._nursery.start_soon(self._resume, call, newest)

@@ -1,9 +1,12 @@
 """The promises of `Client` while the connection holds."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from streams.client.client import Client
 from streams.errors import (
@@ -11,7 +14,7 @@ from streams.errors import (
     ClientError,
     Refusal,
 )
-from tests.rigs.clients import Params, Stepping, connected, count, counting, rest_of
+from tests.rigs.clients import Params, Stepping, connected, count, counting, rest_of, said
 from tests.rigs.scripted import Scripted, Stream
 
 
@@ -154,6 +157,38 @@ async def test_a_client_can_be_cancelled_at_any_moment() -> None:
                 scope.cancel()
                 await call.result()
         assert scope.cancelled_caught
+
+
+async def test_closing_a_client_ends_what_other_tasks_wait_for() -> None:
+    server = Scripted()
+    step = Stepping(server)
+    ended: list[ClientError] = []
+
+    async def wait(act: Callable[[], Awaitable[Any]]) -> None:
+        with pytest.raises(ClientError) as caught:
+            await act()
+        ended.append(caught.value)
+
+    async def read(client: Client) -> None:
+        async with client.call("step") as call:
+            assert said(await anext(call)) == "a"
+            await call.result()
+
+    async with (
+        server.serving(),
+        trio.open_nursery() as nursery,
+        Client(server.memory.connect) as client,
+    ):
+        nursery.start_soon(wait, partial(read, client))
+        step.say("a")
+        await wait_all_tasks_blocked()
+        server.is_deaf = True
+        nursery.start_soon(wait, client.ping)
+        await wait_all_tasks_blocked()
+    assert sorted(map(str, ended)) == [
+        "The client was closed: enter another one.",
+        "The client was closed: resume the call's ticket with another one.",
+    ]
 
 
 @pytest.mark.parametrize("cursor", ["the same", "another"])
