@@ -26,6 +26,7 @@ from streams.errors import INTERNAL_ERROR, CallFailed, Refusal, StreamGone, refu
 from streams.exchange import ClientChannel, RequestChannel, has_refused_length
 from streams.logs import log
 from streams.messages import (
+    ENDS_BYTES,
     POSITION,
     Block,
     Incoming,
@@ -34,6 +35,8 @@ from streams.messages import (
     Position,
     RequestId,
     TooLarge,
+    has_method,
+    id_in,
     look,
 )
 from streams.protocol.ticket import Ticket
@@ -479,9 +482,10 @@ class ClientConnection:
         try:
             message = look(line)
         except (ValueError, RecursionError) as error:
-            self._answers.warnings.warn(
-                "the server sent a line that is no JSON-RPC message", error=str(error)
-            )
+            mended = messages.mend(line)
+            if mended is not None:
+                return self._take_line(mended)
+            self._refuse_line(line, error)
             return None
         if message.kind is Kind.NOTIFICATION:
             return self._notified(message, line)
@@ -495,6 +499,19 @@ class ClientConnection:
             self._answers.take(message, message.id, self, asks)
             return None
         return self._responded(message, message.id, line)
+
+    def _refuse_line(self, line: bytes, error: Exception) -> None:
+        """A line that cannot be read ends the wait for its own response, and no other one."""
+        self._answers.warnings.warn(
+            "the server sent a line that is no JSON-RPC message", error=str(error)
+        )
+        head, tail = line[:ENDS_BYTES], line[-ENDS_BYTES:]
+        request_id = None if has_method(head) else id_in(head, tail)
+        if request_id is not None:
+            why = (
+                "The server sent an answer that is no JSON-RPC, and cannot be mended: see the log."
+            )
+            self._fail_awaited(request_id, why, "unreadable")
 
     def _responded(
         self, message: Message, request_id: RequestId, line: bytes
@@ -645,20 +662,20 @@ class ClientConnection:
         """Fail the wait that a message which was too large might have ended, or each of them."""
         self._answers.warnings.warn("a message of the server was too large", limit=lost.limit)
         why = f"The server sent a message above {lost.limit} bytes, perhaps the answer to this."
+        self._fail_awaited(lost.id, why, "too_large")
+
+    def _fail_awaited(self, request_id: RequestId | None, why: str, reason: str) -> None:
+        """Fail the wait for the response to a request; with None, every wait."""
         for call in self._calls:
-            if not call.is_numbered and lost.id in (None, call.request_id):
-                call.fail(StreamGone(why, "too_large"))
-        for request_id, reply in list(self._replies.items()):
-            if lost.id in (None, request_id):
-                reply.give(_too_large(request_id, why))
+            if not call.is_numbered and request_id in (None, call.request_id):
+                call.fail(StreamGone(why, reason))
+        for awaited, reply in list(self._replies.items()):
+            if request_id in (None, awaited):
+                refused = Refusal(INTERNAL_ERROR, why, {"reason": reason})
+                reply.give(look(messages.error(awaited, refused)))
 
 
 def _what(message: Message) -> dict[str, str]:
     if message.kind is Kind.ERROR:
         return {"error": wire.error_of(message).message}
     return {"method": str(message.method)}
-
-
-def _too_large(request_id: RequestId, why: str) -> Message:
-    refused = Refusal(INTERNAL_ERROR, why, {"reason": "too_large"})
-    return look(messages.error(request_id, refused))

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams.errors import (
     CallLost,
     ClientError,
+    StreamGone,
 )
 from streams.logs import SAID_MAX, WARNINGS_MAX
 from streams.messages import Message, notification
@@ -70,6 +71,35 @@ async def test_a_call_to_a_plain_server_is_lost_with_its_connection(
             with pytest.raises(CallLost):
                 await call.result()
         await client.ping()
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (b'"result":{"content":[],"size":NaN}', {"content": [], "size": None}),
+        (b'"result":{"content":[],}', "cannot be mended"),
+    ],
+)
+async def test_an_answer_that_is_no_json_is_mended_or_an_error_and_no_endless_wait(
+    body: bytes, found: Any
+) -> None:
+    async def work(stream: Stream) -> Any:
+        line = b'{"jsonrpc":"2.0","id":"%s",%s}\n' % (stream.request_id.encode(), body)
+        server.connections[0].reply(line)
+        await trio.sleep_forever()
+
+    server = Scripted(is_numbering=False)
+    server.tools["work"] = work
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as other:
+        async with client.call("work") as call:
+            if isinstance(found, str):
+                with pytest.raises(StreamGone, match=found):
+                    await call.result()
+            else:
+                assert await call.result() == found
+        step.say(None)
+        assert (await other.result())["done"]
 
 
 async def test_an_answer_that_is_too_large_is_an_error_and_not_a_long_wait() -> None:
