@@ -26,6 +26,9 @@ __all__ = ["claim_standard_streams", "connect", "own_principal", "serve", "split
 # official SDKs wait as long.
 GRACE_S: Final = 2.0
 
+# How long the end of a child may come behind the end of its output.
+ENDING_S: Final = 0.5
+
 
 def own_principal() -> str:
     """The principal of the user that runs this process."""
@@ -81,8 +84,7 @@ async def connect(
         start_new_session=True,
     )
     try:
-        channel = _channel(process, message_bytes_max)
-        yield channel
+        yield _channel(process, message_bytes_max)
     finally:
         with trio.CancelScope(shield=True):
             await _end(process)
@@ -94,12 +96,35 @@ def _channel(process: trio.Process, message_bytes_max: int) -> LineChannel:
     assert isinstance(stdout, trio.lowlevel.FdStream)
     enlarge_pipe(stdin.fileno())
     enlarge_pipe(stdout.fileno())
-    return LineChannel(
+    channel = _ChildChannel(
         trio.StapledStream(stdin, stdout),
         principal=f"child({process.pid})",
         message_bytes_max=message_bytes_max,
         unsent=lambda: unsent_bytes(stdin.fileno()),
     )
+    channel.process = process
+    return channel
+
+
+class _ChildChannel(LineChannel):
+    """Its end tells how the child has ended."""
+
+    process: trio.Process
+
+    async def _read(self) -> bytes:
+        try:
+            return await super()._read()
+        except trio.EndOfChannel:
+            with trio.move_on_after(ENDING_S):
+                await self.process.wait()
+            raise trio.EndOfChannel(_ending(self.process.returncode)) from None
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "the command has closed its standard output"
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"the command has ended {how}: see its standard error"
 
 
 async def _end(process: trio.Process) -> None:

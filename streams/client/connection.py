@@ -149,6 +149,7 @@ class ClientConnection:
         self.hello = Hello("")
         self.is_numbering = False  # the server numbers what it sends over this connection
         self.is_over = False
+        self.ended_by = ""  # why it is over, as far as the transport says
         self.was_useful = False  # a response or message came that was waited for
         self.was_silent = False  # it was given up because the server was silent
         self._channel = channel
@@ -436,7 +437,8 @@ class ClientConnection:
                 self._heard_at = trio.current_time()
                 for block in received:
                     await self._route(block)
-        except (trio.EndOfChannel, trio.ClosedResourceError):  # the usual end of a connection
+        except (trio.EndOfChannel, trio.ClosedResourceError) as end:  # the usual end
+            self.ended_by = str(end)
             if has_refused_length(self._channel):
                 self._refuse_longest()
         except NumberingBroken as error:

@@ -337,7 +337,7 @@ class Reconnector:
         greeting = self._greeting()
         reply = await connection.ask(wire.INITIALIZE, greeting)
         if reply is None:
-            return ConnectionError("the server closed the connection")
+            return ConnectionError(connection.ended_by or "the server closed the connection")
         if reply.kind is Kind.ERROR:
             error = wire.error_of(reply)
             why = f"the server said: {error.message}"
@@ -768,7 +768,7 @@ def _as_error(reply: Message) -> ClientError:
 def _with_advice(error: OSError) -> str:
     """The reason of an error, and what to do about a missing bearer token."""
     said = str(error).removesuffix(".")
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError) and error.errno is None:  # not of the operating system
         return f"{said} (dial with a token; the command takes MCP_STREAMS_TOKEN or --token-file)"
     return said
 

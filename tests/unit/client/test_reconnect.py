@@ -1,8 +1,11 @@
 """Connections that cannot be made, and what the client does until they can."""
 
 import itertools
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from streams.client.client import Client
 from streams.errors import INTERNAL_ERROR, CannotConnect, Refusal, refusal
 from tests.rigs.clients import Stepping, connected, counting, held, rest_of, said
 from tests.rigs.scripted import Scripted
+from transports import dial
 
 
 async def test_a_server_that_is_away_is_tried_less_and_less_often(
@@ -169,6 +173,34 @@ async def test_nobody_answering_at_first_is_said_at_once() -> None:
     with pytest.raises(CannotConnect, match="no server runs"):
         async with Client(Scripted().memory.connect):
             pass
+
+
+async def test_a_command_that_ends_at_once_is_said_to_have_ended() -> None:
+    with pytest.raises(CannotConnect, match="ended with exit code 7: see its standard error"):
+        async with Client(dial(f"stdio:{sys.executable} -c 'exit(7)'")):
+            pass
+
+
+async def test_what_is_no_http_is_said_to_be_none() -> None:
+    async def speak(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.send_all(b"SSH-2.0-OpenSSH\r\n")
+
+    async with trio.open_nursery() as nursery:
+        serve = partial(trio.serve_tcp, host="127.0.0.1")
+        (listener,) = await nursery.start(serve, speak, 0)
+        port = listener.socket.getsockname()[1]
+        with pytest.raises(CannotConnect, match="the server violated HTTP"):
+            async with Client(dial(f"http://127.0.0.1:{port}/mcp")):
+                pass
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_command_that_may_not_be_run_needs_no_bearer_token(tmp_path: Path) -> None:
+    with pytest.raises(CannotConnect, match="Permission denied") as caught:
+        async with Client(dial(f"stdio:{tmp_path}")):
+            pass
+    assert "token" not in str(caught.value)
 
 
 async def test_a_server_that_says_nothing_is_no_connection(autojump_clock: MockClock) -> None:

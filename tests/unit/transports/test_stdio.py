@@ -167,7 +167,7 @@ async def test_a_child_that_dies_is_the_end_of_the_channel() -> None:
     code = SAY_PID + "os.kill(os.getpid(), 9)"
     async with stdio.connect([sys.executable, "-c", code]) as channel:
         await channel.receive()
-        with pytest.raises(trio.EndOfChannel):
+        with pytest.raises(trio.EndOfChannel, match="has ended by SIGKILL: see its standard error"):
             await channel.receive()
         with pytest.raises(trio.BrokenResourceError):
             # The kernel closes one pipe after the other.
