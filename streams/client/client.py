@@ -395,7 +395,7 @@ class Client(Requests):
         def turn(lead: Lead) -> Awaitable[Message]:
             return self._reconnector.ask("tools/call", wire.page_call(params, lead))
 
-        return self._pages_type(begin, turn, self._notifications.take, token)
+        return self._pages_type(begin, self.resume, turn, self._notifications.take, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
         """The status of a stream, by its ticket or, if the server allows that to this client, by

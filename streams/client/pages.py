@@ -9,8 +9,9 @@ from streams import messages
 from streams.client import wire
 from streams.client.call import RunningCall
 from streams.client.reconnect import RETRY_S
-from streams.errors import ClientError
+from streams.errors import CannotConnect, ClientError
 from streams.messages import Kind, Message
+from streams.protocol.ticket import Ticket
 from streams.protocol.vocabulary import Lead
 
 
@@ -25,12 +26,15 @@ class Pages:
     def __init__(
         self,
         begin: Callable[[], RunningCall],
+        resume: Callable[[Ticket], RunningCall],
         turn: Callable[[Lead], Awaitable[Message]],
         on_notification: Callable[[Message], None],
         token: str | None,
     ) -> None:
         self._lead = None if token is None else Lead(token)
         self._begin = begin
+        self._resume = resume
+        self._call: RunningCall | None = None  # for the first page, once it has begun
         self._turn = turn
         self._on_notification = on_notification
         self._is_over = False
@@ -66,11 +70,20 @@ class Pages:
         return result
 
     async def _first(self) -> Any:
-        async with self._begin() as call:
-            async for message in call:
-                if message.kind is Kind.NOTIFICATION:
-                    self._on_notification(message)
-            return await call.result()
+        """The page of the call itself. If its reader was cancelled, that call is resumed."""
+        ticket = None if self._call is None else self._call.ticket
+        self._call = self._begin() if ticket is None else self._resume(ticket)
+        try:
+            async with self._call as call:
+                async for message in call:
+                    if message.kind is Kind.NOTIFICATION:
+                        self._on_notification(message)
+                return await call.result()
+        except CannotConnect:
+            raise  # it may still be resumed
+        except ClientError:
+            self._call = None
+            raise
 
     async def _behind(self, lead: Lead) -> Any:
         reply = await self._turn(lead)

@@ -130,6 +130,20 @@ async def test_the_pages_of_a_thread_come_in_order() -> None:
         assert pages.token is None
 
 
+async def test_a_first_page_whose_reader_gives_up_again_and_again_is_of_one_run(
+    autojump_clock: MockClock,
+) -> None:
+    async with at_home(server) as memory, Client(memory.connect) as client:
+        pages = client.pages("slow")
+        found = []
+        for _ in range(60):
+            with trio.move_on_after(1):
+                found.append(text(await anext(pages)))
+                break
+        assert found + await texts(pages) == up_to(2)
+        assert len(await client.poll_all()) <= 1
+
+
 async def test_a_tool_without_pages_has_one(autojump_clock: MockClock) -> None:
     async with at_home(server) as memory, Client(memory.connect) as client:
         assert await texts(client.pages("lone")) == ["page 1"]
