@@ -48,23 +48,14 @@ def _shell(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any
     return run
 
 
-def _registering(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method whose last argument is a handler."""
+def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
+    """`on_request` and `on_notification` with a handler for asyncio."""
 
-    @functools.wraps(method)
-    def register(*args: Any) -> Any:
-        return method(*args[:-1], _answerer(args[-1]))
+    @functools.wraps(register)
+    def run(self: Any, method: str, handler: Callable[..., Any]) -> Any:
+        return register(self, method, _answerer(handler))
 
-    return register
-
-
-def _handler(given: Any) -> Any:
-    """A user's handler as trio calls it; other values as they are."""
-    if not inspect.iscoroutinefunction(given) and not inspect.iscoroutinefunction(
-        getattr(given, "__call__", None)  # noqa: B004 (whether that is async is the question)
-    ):
-        return given
-    return _answerer(given)
+    return run
 
 
 def _answerer(given: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
@@ -76,8 +67,22 @@ def _answerer(given: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
 
 
 def _with_handlers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings whose coroutine functions can be called from trio."""
-    return {name: _handler(value) for name, value in settings.items()}
+    """Settings whose handlers, `on_…`, can be called from trio."""
+    return {
+        name: _handler(value) if name.startswith("on_") and callable(value) else value
+        for name, value in settings.items()
+    }
+
+
+def _handler(given: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's handler that is called here, and awaited in asyncio if it is async."""
+
+    @functools.wraps(given)
+    def call(*args: Any) -> Any:
+        done = given(*args)
+        return run_asyncio(lambda: done) if inspect.isawaitable(done) else done
+
+    return call
 
 
 @for_asyncio

@@ -72,7 +72,8 @@ class Client(Requests):
     `answers` are handlers for requests of the server, by method (`elicitation/create`): each gets
     the params and returns the result, and its exception becomes the error that the server sees. A
     handler with a second parameter gets the `RunningCall` that asks as well, or None where that is
-    unknown. `on_notification` gets the notifications that belong to no call.
+    unknown. `on_notification` gets the notifications that belong to no call; it may be async, and
+    its failures are logged.
 
     `connect_timeout_s` limits one attempt to connect, `initialize` included. Entering makes one
     attempt. With `connect_s`, it makes more for that many seconds, for a server that is just
@@ -99,7 +100,7 @@ class Client(Requests):
         version: str = "1",
         dialects: Sequence[str] = ("streams", "resumableRequests"),
         answers: Mapping[str, AnswerHandler] | None = None,
-        on_notification: Callable[[Message], None] | None = None,
+        on_notification: Callable[[Message], object] | None = None,
         idempotency_keys: bool = True,
         connect_s: float = 0.0,
         connect_timeout_s: float = 10.0,

@@ -27,13 +27,15 @@ It may be a plain function or async.
 # Notifications that wait for their handlers; beyond it, further ones are dropped with a warning.
 WAITING_MAX: Final = 1_000
 
+_FAILED: Final = "the handler of a notification failed"
+
 _Waiting = tuple[Callable[..., Any], dict[str, Any]]
 
 
 class Notifications:
     """The handlers by method, and what waits for them."""
 
-    def __init__(self, hear_all: Callable[[Message], None] | None) -> None:
+    def __init__(self, hear_all: Callable[[Message], object] | None) -> None:
         self._hear_all = hear_all
         self._handlers: dict[str, Callable[..., Any]] = {}
         self._warnings = Warnings()
@@ -46,14 +48,26 @@ class Notifications:
     def take(self, message: Message) -> None:
         """Take a notification that belongs to no call, without waiting."""
         if self._hear_all is not None:
-            self._hear_all(message)
+            self._tell(self._hear_all, message)
         handler = self._handlers.get(str(message.method))
         if handler is None:
             log.debug("a notification that belongs to no call", method=message.method)
             return
         params = self._params_of(message)
-        if params is None:
+        if params is not None:
+            self._put(message, handler, params)
+
+    def _tell(self, hear_all: Callable[[Message], object], message: Message) -> None:
+        """Call the handler of all notifications at once; if it is async, its rest runs later."""
+        try:
+            done = hear_all(message)
+        except Exception as error:
+            log_failure(_FAILED, error)
             return
+        if inspect.isawaitable(done) and not self._put(message, lambda _: done, {}):
+            getattr(done, "close", int)()
+
+    def _put(self, message: Message, handler: Callable[..., Any], params: dict[str, Any]) -> bool:
         try:
             self._send.send_nowait((handler, params))
         except trio.WouldBlock:
@@ -61,6 +75,8 @@ class Notifications:
                 "notifications come faster than their handlers run: this one is dropped",
                 method=message.method,
             )
+            return False
+        return True
 
     async def handle(self, message: Message, call: RunningCall) -> None:
         """Handle a notification of a call, and wait for its handler."""
@@ -93,4 +109,4 @@ async def _run(
         if inspect.isawaitable(done):
             await done
     except Exception as error:
-        log_failure("the handler of a notification failed", error)
+        log_failure(_FAILED, error)

@@ -177,6 +177,32 @@ def test_handlers_are_plain_functions_and_coroutine_functions(
     run(main())
 
 
+def test_handlers_are_given_by_name_and_a_plain_one_may_return_a_coroutine() -> None:
+    heard: list[Any] = []
+
+    async def hear(what: Any) -> None:
+        await asyncio.sleep(0)
+        heard.append(what)
+
+    async def main() -> None:
+        server = Scripted()
+        server.tools["work"] = work
+        async with connected(server, on_notification=lambda message: hear("any")) as client:
+            client.on_notification(method="notifications/other", handler=hear)
+            server.notify("notifications/other", {"data": 1})
+            await client.call_tool("work", on_progress=lambda done, total, text: hear(done))
+            while len(heard) < 3:
+                await asyncio.sleep(0.001)
+        assert sorted(map(str, heard)) == ["1.0", "any", "{'data': 1}"]
+
+    async def work(stream: Stream) -> Any:
+        params = {"progressToken": stream.progress_token, "progress": 1}
+        stream.notify("notifications/progress", params)
+        return {"content": []}
+
+    run(main())
+
+
 def test_the_error_of_a_handler_is_the_servers() -> None:
     async def fail(params: Params) -> None:
         raise ValueError("not now")

@@ -10,6 +10,7 @@ import trio
 from streams import Call, Client, HttpEndpoint, RunningCall, Server
 from streams.client import notifications
 from streams.client.answers import takes_call
+from streams.messages import Message
 from tests.rigs.clients import Params, connected, counting
 from tests.rigs.scripted import Scripted, Stream
 from tests.rigs.server import open_house
@@ -209,6 +210,31 @@ async def test_a_handler_that_fails_harms_nothing() -> None:
             await trio.lowlevel.checkpoint()
         assert await client.tools()
     assert heard == [1, 2]
+
+
+async def test_the_handler_of_all_notifications_may_be_async_and_fail() -> None:
+    server = counting()
+    heard: list[str] = []
+
+    async def slowly(message: Message) -> None:
+        await trio.lowlevel.checkpoint()
+        heard.append(str(message.method))
+        raise ValueError("later")
+
+    def fail(message: Message) -> None:
+        heard.append(str(message.method))
+        raise ValueError("at once")
+
+    for handler in (slowly, fail):
+        async with connected(server, on_notification=handler) as client:
+            server.notify("notifications/other", {})
+            server.notify(LOG, {"data": 1})
+            await client.ping()
+            while len(heard) < 2:
+                await trio.lowlevel.checkpoint()
+            assert await client.tools()
+        assert heard == ["notifications/other", LOG]
+        heard.clear()
 
 
 async def test_a_handler_may_ask_the_server() -> None:
