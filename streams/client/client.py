@@ -367,10 +367,11 @@ class Client(Requests):
         connecting included, or without a limit. Raises the errors that reading a call raises.
         """
         wire.resuming(ticket)
-        call = self._calls.of(ticket)
-        if call is None or not call.rejoin(None):
-            call = self._call_type.of(self._resumer, msgspec.structs.replace(ticket, after=None))
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+            call = self._calls.of(ticket)
+            if call is None or not call.rejoin(None):
+                unread = msgspec.structs.replace(ticket, after=None)
+                call = self._call_type.of(self._resumer, unread)
             async with call:
                 return Joined(is_done=True, result=await call.result())
         return Joined(is_done=False)

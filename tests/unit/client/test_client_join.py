@@ -135,6 +135,17 @@ async def test_who_left_a_call_can_join_it(
         assert len(memory.cables) == 1
 
 
+async def test_a_join_for_less_than_no_time_is_refused_and_holds_nothing(
+    server: Server, steps: Steps
+) -> None:
+    async with at_home(server) as memory, Client(memory.connect) as client:
+        ticket = await left(client)
+        with pytest.raises(ValueError, match="must be non-negative"):
+            await client.join(ticket, timeout_s=-1)
+        steps.finish()
+        assert (await client.join(ticket)).is_done
+
+
 async def test_who_left_a_call_that_has_ended_since_can_join_it(
     server: Server, steps: Steps, made_with: tuple[str, ...], autojump_clock: MockClock
 ) -> None:
