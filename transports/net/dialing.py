@@ -105,10 +105,22 @@ def bearer_for(address: Address, token: Token) -> str | None:
     check_place(address, token)
     if token is None:
         return None
-    given = token if isinstance(token, str) else token()
-    if not _PRINTABLE.fullmatch(given):  # the function may return a valid one the next time
+    given = token if isinstance(token, str) else _asked(address, token)
+    # The function may return a valid one the next time.
+    if not (isinstance(given, str) and _PRINTABLE.fullmatch(given)):
         raise ConnectionError(f"{address.url}: the bearer token is missing or invalid")
     return given
+
+
+def _asked(address: Address, token: Callable[[], str]) -> str:
+    """The bearer token of a user's function, whose failure is one to connect: it may pass."""
+    try:
+        return token()
+    except OSError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ConnectionError(f"{address.url}: there is no bearer token: {why}") from error
 
 
 def check_headers(address: Address, headers: Headers) -> None:

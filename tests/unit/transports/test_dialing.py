@@ -127,3 +127,21 @@ async def test_a_websocket_handshake_has_the_headers() -> None:
             async with dialer():
                 pass
         assert server.asked[0].headers["x-key"] == "k"
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        (lambda: {}["vault"], "there is no bearer token: KeyError: 'vault'"),
+        (lambda: None, "the bearer token is missing or invalid"),
+        (lambda: b"bytes", "the bearer token is missing or invalid"),
+    ],
+)
+async def test_a_token_that_cannot_be_had_now_is_a_failure_to_connect(
+    scheme: str, token: Any, why: str
+) -> None:
+    url = f"{scheme}://127.0.0.1:1"
+    with pytest.raises(ConnectionError, match=f"{url}: {why}"):
+        async with dial(url, token=token)():
+            pytest.fail("there is no token")
