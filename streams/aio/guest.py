@@ -347,12 +347,19 @@ async def _report(
     """Run `work` in a trio task, and tell the asyncio side how it ended."""
     try:
         result = await work()
-    except trio.Cancelled:  # the whole guest ends
-        done.set_result(outcome.Error(GuestEnded()))
-        raise
-    except BaseException as error:  # it is raised in the asyncio task
-        result = outcome.Error(error)
+    except BaseException as error:
+        if _is_cancellation(error):  # the whole guest ends
+            done.set_result(outcome.Error(GuestEnded()))
+            raise
+        result = outcome.Error(error)  # it is raised in the asyncio task
     done.set_result(result)
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Whether it is a `trio.Cancelled`, or a group of them, as a nursery raises it."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(trio.Cancelled)[1] is None
+    return isinstance(error, trio.Cancelled)
 
 
 async def _unwrapped(done: "asyncio.Future[outcome.Outcome[_T]]", scope: trio.CancelScope) -> _T:

@@ -328,6 +328,25 @@ def test_a_loop_that_ends_around_an_open_client_ends_it() -> None:
     gc.collect()
 
 
+def test_a_loop_that_ends_cancels_a_task_with_a_client_as_any_other() -> None:
+    """`asyncio.run` tells its exception handler of tasks that end in another way."""
+    tasks: list[asyncio.Task[None]] = []
+    is_open = asyncio.Event()
+
+    async def work() -> None:
+        async with Client(streams.Server("s")) as client:
+            await client.ping()
+            is_open.set()
+            await asyncio.sleep(WITHIN_S)
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(work()))
+        await is_open.wait()
+
+    asyncio.run(main())
+    assert tasks[0].cancelled()
+
+
 async def test_under_trio_it_is_the_client_for_trio() -> None:
     server = counting()
     async with server.serving(), Client(server.memory.connect) as client:
