@@ -23,11 +23,10 @@ from streams.logs import Warnings
 from streams.messages import Message, RequestId
 
 AnswerHandler = (
-    Callable[[dict[str, Any]], Awaitable[Any]]
-    | Callable[[dict[str, Any], RunningCall | None], Awaitable[Any]]
+    Callable[[dict[str, Any]], object] | Callable[[dict[str, Any], RunningCall | None], object]
 )
 """Answers a request of the server: gets its params, and the call that asks if it has a second
-parameter. Returns the result.
+parameter. Returns the result. It may be async or a plain function.
 """
 
 Respond = Callable[[Message, RunningCall | None], Awaitable[bytes]]
@@ -162,11 +161,12 @@ class Answers:
 
     async def _value(self, message: Message, call: RunningCall | None) -> Any:
         assert isinstance(message.method, str)
-        handler: Callable[..., Awaitable[Any]] | None = self.handlers.get(message.method)
+        handler: Callable[..., Any] | None = self.handlers.get(message.method)
         if handler is not None:
             self._check_room()
             params = messages.decode(message.params, dict[str, Any])
-            return await (handler(params, call) if takes_call(handler) else handler(params))
+            done = handler(params, call) if takes_call(handler) else handler(params)
+            return await done if inspect.isawaitable(done) else done
         if message.method == "ping":
             return {}
         raise Refusal(METHOD_NOT_FOUND, f"This client does not answer {message.method}.")

@@ -24,6 +24,19 @@ async def test_a_request_of_the_server_is_answered_by_the_handler() -> None:
     assert result["answer"]["result"] == {"action": "accept", "to": "Go on?"}
 
 
+async def test_a_handler_may_be_a_plain_function() -> None:
+    server = Scripted()
+    server.tools["ask"] = Asking(server)
+
+    def agree(params: Params) -> Params:
+        return {"action": "accept", "to": params["message"]}
+
+    answers = {"elicitation/create": agree}
+    async with connected(server, answers=answers) as client, client.call("ask") as call:
+        result = await call.result()
+    assert result["answer"]["result"] == {"action": "accept", "to": "Go on?"}
+
+
 async def test_a_handler_is_asked_once_however_often_the_server_asks(
     autojump_clock: MockClock,
 ) -> None:
