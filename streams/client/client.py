@@ -38,6 +38,7 @@ from streams.keys import new_id
 from streams.logs import log
 from streams.messages import Kind, Message
 from streams.protocol.dialects import DIALECTS
+from streams.protocol.extension import KEY
 from streams.protocol.ticket import Ticket
 from streams.protocol.vocabulary import Lead, Standing
 
@@ -259,11 +260,12 @@ class Client(Requests):
 
         `meta` are fields for the request's `_meta`. `idempotency_key` replaces the client's
         `idempotency_keys` for this call. Without a key, the call ends in `CallLost` if its
-        connection is lost before the server has announced a ticket.
+        connection is lost before the server has announced a ticket. A key of your own,
+        `mcp-streams/idempotencyKey` in `meta`, takes the place of a random one.
         Entering raises `CannotConnect`.
         """
         request_id = self._reconnector.new_id()
-        key = self._new_key(idempotency_key)
+        key = meta[KEY] if meta and KEY in meta else self._new_key(idempotency_key)
         params = wire.call(name, arguments or {}, request_id, key, meta)
         return self._call(params, request_id, key, name, arguments)
 

@@ -297,6 +297,21 @@ async def test_one_call_may_go_without_a_key(rig: Rig, autojump_clock: MockClock
     assert rig.runs == 1
 
 
+@pytest.mark.parametrize("settings", [{}, {"idempotency_key": False}])
+async def test_a_key_of_the_users_own_is_sent_and_the_call_runs_once(
+    rig: Rig, settings: dict[str, bool], autojump_clock: MockClock
+) -> None:
+    meta = {"mcp-streams/idempotencyKey": "order-7"}
+    async with at_home(rig.server) as memory, Client(memory.connect) as client:
+        async with client.call("count", meta=meta, **settings):
+            pass
+        with pytest.raises(CallFailed, match="was used for another call"):
+            await client.call_tool("count", {"n": 4}, meta=meta, **settings)
+        again = await client.call_tool("count", meta=meta, **settings)
+        assert again.text == "counted 3"
+    assert rig.runs == 1
+
+
 async def test_without_a_key_an_announced_call_is_resumed_as_ever(
     rig: Rig, autojump_clock: MockClock
 ) -> None:
