@@ -402,13 +402,13 @@ class Client(Requests):
         return self._pages_type(begin, self.resume, turn, self._notifications.take, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
-        """The status of a stream, by its ticket or, if the server allows that to this client, by
-        its id.
+        """The status of a stream, by its ticket, which may be written as a word, or, if the server
+        allows that to this client, by its id.
 
         Raises `StreamGone`, `CallFailed` or `CannotConnect`.
         """
         if isinstance(ticket, str):
-            ticket = Ticket(ticket, "", "")
+            ticket = _ticket_of(ticket)
         word, params = wire.poll(ticket)
         try:
             reply = await self._reconnector.ask(word.method, params, self._calls.of(ticket))
@@ -418,6 +418,14 @@ class Client(Requests):
             # The call was read elsewhere since; its status needs no cursor.
             return await self.poll(msgspec.structs.replace(ticket, after=None))
         return read_reply(reply, word.method, word.hear)
+
+
+def _ticket_of(text: str) -> Ticket:
+    """The ticket that a word is, or one for a stream of which only this id is known."""
+    try:
+        return Ticket.parse(text)
+    except ValueError:
+        return Ticket(text, "", "")
 
 
 async def _tell(handler: ProgressHandler, message: Message) -> None:

@@ -242,7 +242,12 @@ def next_page(result: Any) -> Lead | None:
 
 
 def resuming(ticket: Ticket) -> Resuming:
-    """How to resume a call. Raises `ValueError` for a dialect that this client does not know."""
+    """How to resume a call. Raises `ValueError` for a dialect that this client does not know, and
+    `TypeError` for what is no ticket, such as a word that was not parsed.
+    """
+    if not isinstance(ticket, Ticket):
+        given = type(ticket).__name__
+        raise TypeError(f"expected a Ticket, got a {given}: Ticket.parse reads a ticket's word")
     word = DIALECTS.get(ticket.dialect, _UNKNOWN).resuming
     if word is None:
         raise ValueError(f"a ticket of {ticket.dialect!r}, which this client does not speak")

@@ -1,6 +1,7 @@
 """Tickets, and who may come back with them to where."""
 
 import json
+from typing import Any
 
 import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -314,6 +315,20 @@ async def test_a_ticket_that_was_kept_early_can_be_polled_all_the_same(
         assert caught.value.reason == "messages_gone"  # there it would be a gap
         steps.finish()
         assert (await client.join(early)).is_done
+
+
+async def test_a_ticket_that_is_still_a_word_is_polled_and_else_refused() -> None:
+    async with connected(counting()) as client:
+        async with client.call("count", {"n": 1}) as call:
+            await call.result()
+        assert call.ticket is not None
+        word: Any = str(call.ticket)
+        assert (await client.poll(word)).status == "completed"
+        assert (await client.poll(call.ticket.stream)).status == "completed"
+        with pytest.raises(TypeError, match=r"expected a Ticket, got a str: Ticket\.parse"):
+            client.resume(word)
+        with pytest.raises(TypeError, match=r"expected a Ticket, got a str: Ticket\.parse"):
+            await client.join(word)
 
 
 async def test_a_ticket_of_an_unknown_dialect_is_a_mistake() -> None:
