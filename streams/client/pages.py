@@ -38,6 +38,7 @@ class Pages:
         self._turn = turn
         self._on_notification = on_notification
         self._is_over = False
+        self._has_reader = False
 
     @property
     def token(self) -> str | None:
@@ -51,8 +52,17 @@ class Pages:
         """The next page, as the server sent it.
 
         Pages without content are skipped: they say only that there is nothing yet, or nothing more.
-        A page that was lost on its way is asked for again.
+        A page that was lost on its way is asked for again. One task at a time may read.
         """
+        if self._has_reader:  # each of the two would begin a run, or lose pages to the other
+            raise RuntimeError("another task reads these pages: only one may")
+        self._has_reader = True
+        try:
+            return await self._next_with_content()
+        finally:
+            self._has_reader = False
+
+    async def _next_with_content(self) -> dict[str, Any]:
         while not self._is_over:
             result = await self._next()
             asked_with, self._lead = self._lead, _lead_in(result)

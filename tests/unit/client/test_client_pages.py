@@ -144,6 +144,24 @@ async def test_a_first_page_whose_reader_gives_up_again_and_again_is_of_one_run(
         assert len(await client.poll_all()) <= 1
 
 
+async def test_a_second_reader_of_pages_is_an_error_and_begins_no_run(
+    autojump_clock: MockClock,
+) -> None:
+    found: list[str] = []
+
+    async def read(pages: Pages) -> None:
+        found.extend(await texts(pages))
+
+    async with at_home(server) as memory, Client(memory.connect) as client:
+        pages = client.pages("slow")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read, pages)
+            await trio.sleep(1)
+            with pytest.raises(RuntimeError, match="another task reads these pages"):
+                await anext(pages)
+        assert found == up_to(2)
+
+
 async def test_a_tool_without_pages_has_one(autojump_clock: MockClock) -> None:
     async with at_home(server) as memory, Client(memory.connect) as client:
         assert await texts(client.pages("lone")) == ["page 1"]
