@@ -246,17 +246,27 @@ async def run_asyncio(function: Callable[_P, Any], *args: _P.args, **kwargs: _P.
         given = function(*args, **kwargs)
         return await given if isinstance(given, Awaitable) else given
 
-    task = loop.create_task(call())
     waiting = trio.lowlevel.current_task()
-    task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
+    task: asyncio.Task[Any] | None = None
     cancelled: list[Callable[[], Any]] = []
 
+    def begin() -> None:
+        nonlocal task
+        task = loop.create_task(call())
+        task.add_done_callback(lambda _: trio.lowlevel.reschedule(waiting))
+
     def abort(raise_cancel: Callable[[], Any]) -> trio.lowlevel.Abort:
+        if task is None:
+            begun.cancel()
+            return trio.lowlevel.Abort.SUCCEEDED
         cancelled.append(raise_cancel)
         task.cancel()
         return trio.lowlevel.Abort.FAILED  # the end of the task is waited for
 
+    # Not begun here: an eager task runs at once, and would run within this task of trio.
+    begun = loop.call_soon(begin)
     await trio.lowlevel.wait_task_rescheduled(abort)
+    assert task is not None
     if not task.cancelled():
         return task.result()
     for raise_cancel in cancelled:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+import trio
 
 import streams
 from streams.aio import Client
@@ -201,6 +202,27 @@ def test_handlers_are_given_by_name_and_a_plain_one_may_return_a_coroutine() -> 
         return {"content": []}
 
     run(main())
+
+
+def test_the_task_of_a_handler_is_made_by_asyncio_alone() -> None:
+    """An eager task runs where it is made, and a handler may use the client."""
+    were_in_trio: list[bool] = []
+
+    def make(loop: Any, coroutine: Any, **settings: Any) -> Any:
+        were_in_trio.append(trio.lowlevel.in_trio_task())
+        return asyncio.Task(coroutine, loop=loop, **settings)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(make)
+        server = Scripted()
+        server.tools["ask"] = ask
+        answers = {"elicitation/create": of_asyncio}
+        async with connected(server, answers=answers) as client, client.call("ask") as call:
+            assert (await call.result())["answer"] == {"to": "Go on?"}
+
+    run(main())
+    assert were_in_trio
+    assert not any(were_in_trio)
 
 
 def test_the_error_of_a_handler_is_the_servers() -> None:
