@@ -56,6 +56,9 @@ class RemoteCall(RunningCall):
         if self.announced is not None:
             self.announced.set()
 
+    def put_back(self) -> bool:
+        return False  # its owner begins another call
+
     def keep(self, seq: int) -> None:
         """From now on the messages up to `seq` need not come again."""
         self.kept = seq

@@ -40,6 +40,9 @@ ACK_TURNS: Final = 10
 # A server that leaves the same gap this often has lost the messages.
 GAPS_MAX: Final = 3
 
+# A call is sent so many times more to a server that has refused the session and not taken it.
+PUT_BACK_MAX: Final = 3
+
 
 _T = TypeVar("_T")
 
@@ -128,6 +131,7 @@ class RunningCall:
         self._unacked_bytes = 0
         self._until_checkpoint = BATCH_LINES_AIM
         self._gaps = 0  # how often the same message was missing
+        self._put_back = 0  # how often the server has refused the session for it
 
     @classmethod
     def of(cls, home: CallOwner, ticket: Ticket) -> Self:
@@ -531,6 +535,17 @@ class RunningCall:
         self.is_refused = True
         self.connection = None
         self._owner.send_again(self, pause_s)
+
+    def put_back(self) -> bool:
+        """The server has refused the session and not taken the call, so the next connection sends
+        it again. Returns False if that has happened too often.
+        """
+        if not self.is_unannounced or self._put_back >= PUT_BACK_MAX:
+            return False
+        self._put_back += 1
+        self.is_refused = True
+        self.connection = None
+        return True
 
     def fail(self, error: ClientError) -> None:
         """End the call with an error, behind the messages that have come."""

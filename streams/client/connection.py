@@ -522,6 +522,10 @@ class ClientConnection:
         if reply is not None and reply.is_last and wire.says_nothing(message):
             return None
         call = self._calls.by_id.get(request_id)
+        if call is not None and wire.is_untaken(message) and call.put_back():
+            if reply is not None:
+                reply.give(None)
+            return None
         self.was_useful |= reply is not None or call is not None
         # Such an error is not a message of the stream: it ends the delivery.
         is_over = message.kind is Kind.ERROR and wire.ends_delivery(message)

@@ -491,7 +491,8 @@ class Reconnector:
             if reply.kind is not Kind.ERROR:
                 return reply
             error = wire.error_of(reply)
-            is_again = error.reason in wire.RETRIED or (error.reason == wire.LOST and may_repeat)
+            is_lost = error.reason in (wire.LOST, wire.UNTAKEN)
+            is_again = error.reason in wire.RETRIED or (is_lost and may_repeat)
             if not is_again or trio.current_time() >= give_up_at:
                 raise wire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)

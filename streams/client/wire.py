@@ -365,6 +365,11 @@ def is_draining(message: Message) -> bool:
     return error_of(message).reason == DRAINING
 
 
+def is_untaken(message: Message) -> bool:
+    """Whether a response is an error which says that the request was not taken."""
+    return message.kind is Kind.ERROR and error_of(message).reason == UNTAKEN
+
+
 def ends_delivery(message: Message) -> bool:
     """Whether an error ends only the delivery, over this connection, and is not the call's
     response.

@@ -593,7 +593,7 @@ class HttpChannel:
         """Whether a response means that the session has ended; if so, end the channel.
 
         With `outlast_s` a ping must be answered in the same way: else this was about one request.
-        The request of `exchange`, which was not taken, is then answered before.
+        A call, and with `outlast_s` any request, which was not taken, is then answered before.
         """
         if self._outlasts and self._is_initialized:
             if not (exchange.has_session and head.status in _FORGOTTEN):
@@ -604,7 +604,8 @@ class HttpChannel:
         elif not (exchange.has_session and head.status in {401, 404}):
             return False
         last: list[Block | TooLarge] = []
-        if self._outlasts and exchange.is_awaited and exchange.request_id is not None:
+        is_told = self._outlasts or exchange.method == _CALL  # other requests may be repeated
+        if is_told and exchange.is_awaited and exchange.request_id is not None:
             is_taken = exchange.trail.events or exchange.trail.responses
             why = f"The server has refused the session: {head}."
             refused = Refusal(INTERNAL_ERROR, why, {"reason": "untaken"})

@@ -13,9 +13,12 @@ from streams.client.client import Client
 from streams.engine.departure import Departure
 from streams.errors import CallFailed, CallLost, CannotConnect, StreamGone
 from streams.exchange import ClientChannel
+from streams.messages import decode, result
 from tests.rigs.clients import at_home, connected, counting, rest_of, said
 from tests.rigs.cutting import Cutting
+from tests.rigs.scripted_http import Asked, http_server
 from tests.rigs.server import open_house
+from transports import dial
 from transports.memory import MemoryServer
 
 DIALECTS = [("streams", "resumableRequests"), ("streams",), ("resumableRequests",), ()]
@@ -345,3 +348,46 @@ async def test_a_call_that_a_draining_server_refuses_is_sent_again(
             assert await text(call) == "counted 3"
         assert rig.runs == 1
         nursery.cancel_scope.cancel()
+
+
+class Forgetful:
+    """A plain server over HTTP that refuses calls in its first sessions."""
+
+    def __init__(self, status: str, refuses: int) -> None:
+        self.status = status
+        self.refuses = refuses
+        self.sessions = 0
+        self.called = 0
+
+    async def __call__(self, asked: Asked) -> None:
+        request = decode(asked.body or b"{}", dict[str, Any])
+        match request.get("method"):
+            case "initialize":
+                self.sessions += 1
+                hello = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}
+                session = f"Mcp-Session-Id: session-{self.sessions}\r\n"
+                await asked.respond("200 OK", result(request["id"], hello), extra=session)
+            case "tools/call" if self.sessions <= self.refuses:
+                self.called += 1
+                await asked.respond(self.status)
+            case "tools/call":
+                self.called += 1
+                await asked.respond("200 OK", result(request["id"], {"content": []}))
+            case _:
+                await asked.respond("405 Not Allowed" if asked.method == "GET" else "202 Accepted")
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "401 Unauthorized"])
+async def test_a_call_that_is_refused_with_its_session_is_sent_in_the_next(status: str) -> None:
+    forgetful = Forgetful(status, refuses=1)
+    async with http_server(forgetful) as server, Client(dial(server.url)) as client:
+        assert (await client.call_tool("x", idempotency_key=False)).content == []
+    assert (forgetful.sessions, forgetful.called) == (2, 2)
+
+
+async def test_a_call_that_is_refused_with_each_session_is_an_error() -> None:
+    forgetful = Forgetful("404 Not Found", refuses=100)
+    async with http_server(forgetful) as server, Client(dial(server.url)) as client:
+        with pytest.raises(CallFailed, match="has refused the session: HTTP 404"):
+            await client.call_tool("x")
+    assert forgetful.called == 4

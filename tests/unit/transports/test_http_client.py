@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from streams import messages
-from streams.errors import Refusal
+from streams.errors import INTERNAL_ERROR, Refusal
 from streams.messages import TooLarge
 from tests.rigs.http_lines import (
     HELLO,
@@ -360,7 +360,9 @@ async def test_a_session_that_is_gone_or_a_server_that_fails_ends_the_channel(st
         await receive(channel, 1)
         with pytest.raises(trio.BrokenResourceError):
             await channel.send(call(1))
-        await assert_over(channel)
+        why = f"The server has refused the session: HTTP {status}."
+        untaken = messages.error(1, Refusal(INTERNAL_ERROR, why, {"reason": "untaken"}))
+        await assert_over(channel, [untaken.rstrip()] if status.startswith("404") else [])
     assert [asked.method for asked in server.asked] == ["POST", "POST"]
 
 
