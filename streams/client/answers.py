@@ -62,11 +62,10 @@ class Sender(Protocol):
 
 
 class _Asked:
-    __slots__ = ("answer", "call", "sender")
+    __slots__ = ("answer", "sender")  # not the call, which may be large: answers are kept
 
-    def __init__(self, sender: Sender | None, call: RunningCall | None) -> None:
+    def __init__(self, sender: Sender | None) -> None:
         self.sender = sender
-        self.call = call
         self.answer: bytes | None = None
 
 
@@ -96,8 +95,8 @@ class Answers:
         if self.repeat(request_id, sender):
             return
         if self._has_room(message.method):
-            asked = self._running[request_id] = _Asked(sender, call)
-            self.nursery.start_soon(self._answer, message, request_id, asked)
+            asked = self._running[request_id] = _Asked(sender)
+            self.nursery.start_soon(self._answer, message, request_id, asked, call)
 
     def repeat(self, request_id: RequestId, sender: Sender | None) -> bool:
         """Answer a request that came before; False if it did not."""
@@ -129,9 +128,11 @@ class Answers:
         self._tasks += 1
         return True
 
-    async def _answer(self, message: Message, request_id: RequestId, asked: _Asked) -> None:
+    async def _answer(
+        self, message: Message, request_id: RequestId, asked: _Asked, call: RunningCall | None
+    ) -> None:
         try:
-            asked.answer = await self._line(message, request_id, asked.call)
+            asked.answer = await self._line(message, request_id, call)
         except BaseException:
             self._tasks -= 1
             raise

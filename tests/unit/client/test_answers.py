@@ -1,5 +1,7 @@
 """The client's answers to requests of the server."""
 
+import gc
+import weakref
 from functools import partial
 
 import trio
@@ -7,6 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import messages
 from streams.client.answers import TASKS_MAX, Answers
+from streams.client.call import RunningCall
 from streams.messages import look
 from tests.rigs.clients import Asking, Params, connected
 from tests.rigs.scripted import Scripted
@@ -35,6 +38,22 @@ async def test_a_handler_may_be_a_plain_function() -> None:
     async with connected(server, answers=answers) as client, client.call("ask") as call:
         result = await call.result()
     assert result["answer"]["result"] == {"action": "accept", "to": "Go on?"}
+
+
+async def test_an_answer_that_is_kept_keeps_no_call() -> None:
+    server = Scripted()
+    asking = Asking(server)
+    asking.may_answer.set()
+    calls: list[weakref.ref[RunningCall]] = []
+    async with connected(server, answers={"elicitation/create": asking.handler}) as client:
+        for _ in range(3):
+            async with client.call("ask") as call:
+                await call.result()
+            calls.append(weakref.ref(call))
+        del call
+        await client.ping()
+        gc.collect()
+        assert [each() for each in calls[:-1]] == [None] * 2  # the connection knows the last one
 
 
 async def test_a_handler_is_asked_once_however_often_the_server_asks(
