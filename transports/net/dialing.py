@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
@@ -75,7 +75,8 @@ class Address:
         self.url = url
         self.is_tls = parts.scheme == secure
         self.host = parts.hostname
-        self.port = parts.port or (443 if self.is_tls else 80)
+        default = 443 if self.is_tls else 80
+        self.port = default if parts.port is None else parts.port  # a 0 is refused by the system
         self.target = (parts.path or scheme.default_path) + (
             f"?{parts.query}" if parts.query else ""
         )
@@ -125,8 +126,10 @@ def _asked(address: Address, token: Callable[[], str]) -> str:
 
 def check_headers(address: Address, headers: Headers) -> None:
     """Raises `ValueError` for a header that HTTP does not allow, that the client sets itself, or
-    that must not be sent to this address, since it may be a secret.
+    that must not be sent to this address, since it may be a secret. Raises `TypeError` for a dict.
     """
+    if isinstance(headers, Mapping):
+        raise TypeError("headers: expected pairs, such as [('name', 'value')], got a dict")
     for name, value in headers:
         if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
             raise ValueError(f"{name!r} is no header of printable ASCII characters")

@@ -120,6 +120,18 @@ def test_a_bad_header_is_refused(url: str, header: tuple[str, str], why: str) ->
     assert "secret" not in str(raised.value)
 
 
+def test_headers_are_no_dict() -> None:
+    headers: Any = {"ab": "the name would be a, and the value b"}
+    with pytest.raises(TypeError, match="headers: expected pairs"):
+        dial("ws://127.0.0.1:1", headers=headers)
+
+
+@pytest.mark.parametrize("url", ["ws://127.0.0.1:0", "http://127.0.0.1:0/mcp"])
+async def test_port_0_is_not_taken_for_the_default_port(url: str) -> None:
+    assert "failed" in str(await error_of(url))
+    assert "127.0.0.1:80" not in str(await error_of(url))
+
+
 async def test_a_websocket_handshake_has_the_headers() -> None:
     async with http_server(lambda asked: asked.respond("403 Forbidden")) as server:
         dialer = dial(server.url.replace("http", "ws"), headers=[("X-Key", "k")])
