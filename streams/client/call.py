@@ -251,7 +251,7 @@ class RunningCall:
             return
         if self.is_left:
             raise RuntimeError("this call was left: resume its ticket to cancel it")
-        if self._failure is not None and not isinstance(self._failure, StreamGone):
+        if self._failure is not None and not wire.tells_of_end(self._failure):
             raise self._failure  # the work may go on
         self._drop_buffer()  # the connection must not wait for a reader
         try:

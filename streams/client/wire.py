@@ -389,6 +389,14 @@ def as_error(error: ErrorBody) -> ClientError:
     return CallFailed(error.code, error.message, error.data)
 
 
+def tells_of_end(error: ClientError) -> bool:
+    """Whether the error says that the work of a call is over, or that the server knows no more."""
+    return isinstance(error, StreamGone) and error.reason not in _UNREAD
+
+
+# The client has stopped to read a call that may still run.
+_UNREAD: Final = frozenset({"too_large", "unreadable"})
+
 # The stream exists, but cannot be read from this cursor.
 MISPLACED: Final = frozenset({"messages_gone", "cursor_ahead"})
 

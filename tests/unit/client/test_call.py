@@ -242,6 +242,19 @@ async def test_a_second_reader_is_an_error_and_takes_nothing_from_the_first() ->
     assert found == ["a", "b"]
 
 
+async def test_a_call_of_which_a_message_cannot_be_read_is_not_taken_for_cancelled() -> None:
+    async def babble(stream: Stream) -> Any:
+        stream.send(b"babble\n")
+        await trio.sleep_forever()
+
+    server = Scripted()
+    server.tools["babble"] = babble
+    async with connected(server) as client, client.call("babble") as call:
+        for act in (call.result, call.cancel):
+            with pytest.raises(StreamGone, match="Message 1 of the stream is no JSON-RPC message"):
+                await act()
+
+
 async def test_a_call_that_failed_and_may_still_run_is_not_taken_for_cancelled(
     autojump_clock: MockClock,
 ) -> None:
