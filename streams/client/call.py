@@ -43,6 +43,10 @@ GAPS_MAX: Final = 3
 # A call is sent so many times more to a server that has refused the session and not taken it.
 PUT_BACK_MAX: Final = 3
 
+_UNCONFIRMED: Final = (
+    "The call was cancelled here, and the server has not confirmed that: resume its ticket to "
+    "cancel it."
+)
 
 _T = TypeVar("_T")
 
@@ -118,6 +122,7 @@ class RunningCall:
         self._owner = home
         self._is_entered = False
         self._has_reader = False  # a task waits for the next batch
+        self._is_cancelling = False  # and the server has not confirmed it
         self._ticket: Ticket | None = None
         self._failure: ClientError | None = None
         self._final: Message | None = None
@@ -251,14 +256,23 @@ class RunningCall:
             return
         if self.is_left:
             raise RuntimeError("this call was left: resume its ticket to cancel it")
-        if self._failure is not None and not wire.tells_of_end(self._failure):
-            raise self._failure  # the work may go on
+        self._check_ended()
         self._drop_buffer()  # the connection must not wait for a reader
+        self._is_cancelling = True
         try:
             await self._owner.cancel(self)
+            self._is_cancelling = False
         finally:
-            self._failure = self._failure or StreamGone("The call was cancelled.", "cancelled")
+            why = _UNCONFIRMED if self._is_cancelling else "The call was cancelled."
+            self._failure = self._failure or StreamGone(why, "cancelled")
             self._inbox.stir()
+        self._check_ended()
+
+    def _check_ended(self) -> None:
+        """Raise the error of a call that has failed and may still run."""
+        error = self._failure
+        if error is not None and (self._is_cancelling or not wire.tells_of_end(error)):
+            raise error
 
     # Reading, off the fast path
 

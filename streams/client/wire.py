@@ -390,8 +390,10 @@ def as_error(error: ErrorBody) -> ClientError:
 
 
 def tells_of_end(error: ClientError) -> bool:
-    """Whether the error says that the work of a call is over, or that the server knows no more."""
-    return isinstance(error, StreamGone) and error.reason not in _UNREAD
+    """Whether the error says that the work of a call is over, or that no server knows of it."""
+    if isinstance(error, StreamGone):
+        return error.reason not in _UNREAD
+    return isinstance(error, CallLost)
 
 
 # The client has stopped to read a call that may still run.

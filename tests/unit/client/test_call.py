@@ -255,6 +255,22 @@ async def test_a_call_of_which_a_message_cannot_be_read_is_not_taken_for_cancell
                 await act()
 
 
+async def test_a_cancel_that_the_server_has_not_confirmed_is_not_done_the_second_time() -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as call:
+        step.say("a")
+        await anext(call)
+        server.is_deaf = True
+        with trio.move_on_after(0.1) as waiting:
+            await call.cancel()
+        assert waiting.cancelled_caught
+        server.is_deaf = False
+        for act in (call.cancel, call.result):
+            with pytest.raises(StreamGone, match="has not confirmed that: resume its ticket"):
+                await act()
+
+
 async def test_a_call_that_failed_and_may_still_run_is_not_taken_for_cancelled(
     autojump_clock: MockClock,
 ) -> None:
