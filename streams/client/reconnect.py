@@ -522,7 +522,7 @@ class Resumer:
         self._nursery = None
         for call in self._calls:
             if not call.is_resumable:
-                call.fail(_lost())
+                call.fail(_lost(connection.ended_by))
             if not call.is_running:
                 self._calls.remove(call)
             elif call.connection is connection:
@@ -749,8 +749,9 @@ class Resumer:
         self._calls.remove(call)
 
 
-def _lost() -> CallLost:
-    return CallLost("The connection was lost: the call may or may not have run.")
+def _lost(why: str = "") -> CallLost:
+    why = f" ({why})" if why else ""
+    return CallLost(f"The connection was lost{why}: the call may or may not have run.")
 
 
 def _as_error(reply: Message) -> ClientError:

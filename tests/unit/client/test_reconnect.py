@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams.client.client import Client
-from streams.errors import INTERNAL_ERROR, CannotConnect, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, CallLost, CannotConnect, Refusal, refusal
 from tests.rigs.clients import Stepping, connected, counting, held, rest_of, said
 from tests.rigs.scripted import Scripted
 from transports import dial
@@ -179,6 +179,22 @@ async def test_a_command_that_ends_at_once_is_said_to_have_ended() -> None:
     with pytest.raises(CannotConnect, match="ended with exit code 7: see its standard error"):
         async with Client(dial(f"stdio:{sys.executable} -c 'exit(7)'")):
             pass
+
+
+async def test_a_call_that_is_lost_says_how_its_server_has_ended(tmp_path: Path) -> None:
+    server = tmp_path / "server.py"
+    server.write_text(
+        "import json\n"
+        "hello = {'protocolVersion': '2025-11-25', 'capabilities': {}}\n"
+        "asked = json.loads(input())\n"
+        "print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], 'result': hello}), flush=True)\n"
+        "input(), input(), exit(7)\n"
+    )
+    async with Client(dial(f"stdio:{sys.executable} {server}")) as client:
+        with pytest.raises(
+            CallLost, match=r"has ended with exit code 7: .*may or may not have run"
+        ):
+            await client.call_tool("x")
 
 
 async def test_what_is_no_http_is_said_to_be_none() -> None:
