@@ -280,12 +280,13 @@ async def calls_of(source: Source, wanted: Wanted, limit: int) -> Page:
     """The newest calls that are wanted, as many pages as that takes."""
     found: list[CallView] = []
     before: int | None = None
-    while len(found) <= limit:  # one more tells whether there are more
-        page = await source.calls(before, limit + 1 - len(found), wanted)
-        found += page.calls
-        before = page.before
-        if before is None:
-            break
+    async with source.held():
+        while len(found) <= limit:  # one more tells whether there are more
+            page = await source.calls(before, limit + 1 - len(found), wanted)
+            found += page.calls
+            before = page.before
+            if before is None:
+                break
     return Page(tuple(found[:limit]), found[limit - 1].number if len(found) > limit else None)
 
 
@@ -421,15 +422,16 @@ async def _counted(source: Source) -> dict[str, Any]:
     # A store does not tell which calls ask.
     unknown = () if source.path is not None else ("asking",)
     states = {each: 0 for each in get_args(State) if each not in unknown}
-    pending, before = 0, None
-    while True:
-        page = await source.calls(before, LISTED_AT_ONCE, ALL)
-        for call in page.calls:
-            states[call.state] = states.get(call.state, 0) + 1
-            pending += call.pending
-        before = page.before
-        if before is None:
-            return {"journal": source.name, **states, "pending": pending}
+    pending, before, is_over = 0, None, False
+    async with source.held():
+        while not is_over:
+            page = await source.calls(before, LISTED_AT_ONCE, ALL)
+            for call in page.calls:
+                states[call.state] = states.get(call.state, 0) + 1
+                pending += call.pending
+            before = page.before
+            is_over = before is None
+    return {"journal": source.name, **states, "pending": pending}
 
 
 def counts_of(counts: dict[str, Any]) -> RenderableType:

@@ -7,7 +7,12 @@ in a store, the journal itself is read, and nothing is changed.
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -48,6 +53,12 @@ class Source(Protocol):
     def path(self) -> Path | None:
         """The journal's file, if it was found by that: see `source_now`."""
 
+    def held(self) -> AbstractAsyncContextManager[None]:
+        """Open a journal once for all that the block reads, as it is when the block begins.
+
+        To open a file takes time for each stream in it, so not each page of a list does that.
+        """
+
     async def calls(self, before: int | None, limit: int, wanted: Wanted) -> Page:
         """See `Registry.calls`."""
 
@@ -61,6 +72,9 @@ class Source(Protocol):
 class _Server:
     def __init__(self, client: AdminClient, name: str, path: Path | None = None) -> None:
         self.client, self.name, self.path = client, name, path
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def calls(self, before: int | None, limit: int, wanted: Wanted) -> Page:
         page: Page = await self.client.get(
@@ -85,30 +99,49 @@ class _Server:
 
 
 class _Journal:
-    """A journal that is read by this process. `_opened` opens it for each look."""
+    """A journal that is read by this process. `_opened` opens it for each look, or for `held`."""
 
     name: str
     client: AdminClient | None = None
     path: Path | None = None
+    _held: Registry | None = None
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[Registry]:
         raise NotImplementedError
         yield  # which makes it a generator
 
-    async def calls(self, before: int | None, limit: int, wanted: Wanted) -> Page:
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
         with _told():
             async with self._opened() as registry:
+                self._held = registry
+                try:
+                    yield
+                finally:
+                    self._held = None
+
+    @asynccontextmanager
+    async def _read(self) -> AsyncIterator[Registry]:
+        if self._held is not None:
+            yield self._held
+            return
+        async with self._opened() as registry:
+            yield registry
+
+    async def calls(self, before: int | None, limit: int, wanted: Wanted) -> Page:
+        with _told():
+            async with self._read() as registry:
                 return await registry.calls(before=before, limit=limit, wanted=wanted)
 
     async def call(self, prefix: str) -> CallDetail:
         with _told():
-            async with self._opened() as registry:
+            async with self._read() as registry:
                 return await Details(registry).call(prefix)
 
     async def messages(self, prefix: str, after: int, limit: int) -> MessagesFound:
         with _told():
-            async with self._opened() as registry:
+            async with self._read() as registry:
                 return await Details(registry).messages(prefix, after, limit=limit)
 
 
@@ -150,6 +183,11 @@ def _told() -> Iterator[None]:
 
 def source_of(where: Where) -> Source:
     """The source that the user means. Raises `CannotLook`."""
+    with _told():
+        return _source_of(where)
+
+
+def _source_of(where: Where) -> Source:
     if where.admin is not None:
         return _Server(_client(where.admin, where.token_file), where.admin)
     name = where.journal
@@ -182,7 +220,8 @@ def _not_yours(path: Path) -> str:
 
 def source_now(source: Source) -> Source:
     """The same place now: a file may have another owner meanwhile, or none."""
-    return source if source.path is None else _of_file(source.path)
+    with _told():
+        return source if source.path is None else _of_file(source.path)
 
 
 def _is_owned(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """A journal file as it is at one moment, for those that look while another process may own it."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ class Snapshot:
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
-        self._numbers: list[int] | None = None  # the highest first
+        self._numbers: list[int] | None = None  # in order
 
     async def find(self, stream: str) -> Record | None:
         """See `Lookups.find`."""
@@ -33,15 +34,15 @@ class Snapshot:
         """See `Lookups.newest`."""
         await trio.lowlevel.checkpoint()
         if self._numbers is None:
-            self._numbers = sorted(self._contents.numbers(), reverse=True)
+            self._numbers = self._contents.numbers()
+        numbers = self._numbers
+        at = len(numbers) if before is None else bisect_left(numbers, before)
         found: list[Record] = []
-        for number in self._numbers:
-            if len(found) == limit:
-                break
-            if before is None or number < before:
-                record = self._contents.record(number)
-                if record is not None:
-                    found.append(record)
+        while at > 0 and len(found) < limit:
+            at -= 1
+            record = self._contents.record(numbers[at])
+            if record is not None:
+                found.append(record)
         return found
 
     async def beginning_with(self, prefix: str, *, limit: int) -> Sequence[str]:

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -58,6 +59,9 @@ class Scripted:
         messages: Sequence[MessagesFound | Exception] = (),
     ) -> None:
         self._calls, self._messages = list(calls), list(messages)
+
+    def held(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def calls(self, before: int | None, limit: int, wanted: Wanted) -> Page:
         found: list[CallView] = [a_call(number=number) for number in range(60, 0, -1)]
