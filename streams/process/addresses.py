@@ -12,6 +12,14 @@ def origin(scheme: str, host: str, port: int) -> str:
     return f"{scheme}://{joined(host, port)}"
 
 
+def is_host(name: str) -> bool:
+    """Whether this can be the name of a host: the resolver takes no other."""
+    try:
+        return bool(name.encode("idna"))
+    except UnicodeError:
+        return False
+
+
 def why_not(address: str, error: OSError) -> str:
     """Why the server cannot listen at an address, and what to do."""
     host, _, port = address.rpartition(":")

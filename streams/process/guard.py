@@ -18,6 +18,7 @@ from streams.errors import UnsafeFile
 from streams.exchange import Admit, Endpoint, Head, Screen
 from streams.logs import log
 from streams.permissions import open_safe, real_path
+from streams.process.addresses import is_host
 from streams.process.options import Auth, CannotServe, Options
 from transports.net.origins import names_loopback
 
@@ -28,6 +29,7 @@ _URL: Final = re.compile(r"https?://[!#-~]+")  # safe between quotes
 # As browsers write it: RFC 6454, 6.2. Extensions of browsers have schemes of their own.
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[\w.-]+)(:[0-9]+)?", re.I | re.A)
 PORT_MAX: Final = 65535
+PORT_DIGITS_MAX: Final = 5  # Python reads no number of thousands of digits
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
@@ -112,11 +114,12 @@ def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> 
 def parse_address(address: str) -> tuple[str, int]:
     """`HOST:PORT` or `[HOST]:PORT` as a pair. Raises `CannotServe`."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in address:
+    host = host.removeprefix("[").removesuffix("]")
+    if not is_host(host) or not port.isdecimal() or "/" in address:
         raise CannotServe(f"{address}: write HOST:PORT, such as 127.0.0.1:8765.")
-    if int(port) > PORT_MAX:
+    if len(port) > PORT_DIGITS_MAX or int(port) > PORT_MAX:
         raise CannotServe(f"{address}: write HOST:PORT with a port of up to {PORT_MAX}.")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
 
 
 def _check_address(address: str, options: Options, *, is_tls: bool) -> None:

@@ -17,6 +17,7 @@ import trio
 
 from streams.errors import UnsafeFile
 from streams.permissions import check_socket
+from streams.process.addresses import is_host
 from transports.relay.handover import socket_address
 
 TIMEOUT_S: Final = 15.0
@@ -47,8 +48,11 @@ class AdminClient:
         if self._path is None:
             parts = urlsplit(address if "://" in address else f"http://{address}")
             self._is_tls = parts.scheme == "https"
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if parts.username is not None:
+                raise ValueError("A URL must not have a password: leave out the part before the @.")
+            if parts.scheme not in ("http", "https") or not is_host(parts.hostname or ""):
                 raise ValueError(f"{address}: write http://HOST:PORT, or unix:PATH.")
+            assert parts.hostname is not None
             self._host, self._netloc = parts.hostname, parts.netloc
             self._port = parts.port or (443 if self._is_tls else 80)
         else:

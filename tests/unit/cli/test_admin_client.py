@@ -65,10 +65,18 @@ async def test_other_answers_are_explained(answer: bytes, says: str) -> None:
             await AdminClient(url).get("stats", kind=dict[str, Any])
 
 
-@pytest.mark.parametrize("address", ["ftp://x", "http://", "https:///x"])
+@pytest.mark.parametrize(
+    "address", ["ftp://x", "http://", "https:///x", "..", "http://a..b:1", "x" * 64, "\udcff"]
+)
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="write http"):
         AdminClient(address)
+
+
+def test_a_password_in_an_address_is_neither_sent_nor_shown() -> None:
+    with pytest.raises(ValueError, match="must not have a password") as refused:
+        AdminClient("http://ada:secret@127.0.0.1:9090")
+    assert "secret" not in str(refused.value)
 
 
 def test_a_token_that_would_be_more_headers_is_refused() -> None:

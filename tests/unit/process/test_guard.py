@@ -90,6 +90,10 @@ def test_an_origin_is_named_as_browsers_write_it(origin: str) -> None:
         ("127.0.0.1", "write HOST:PORT, such as"),
         ("http://127.0.0.1:8080", "write HOST:PORT, such as"),
         ("127.0.0.1:99999", "up to 65535"),
+        (f"127.0.0.1:{'9' * 5_000}", "up to 65535"),
+        ("..:8080", "write HOST:PORT, such as"),
+        (f"{'x' * 64}:8080", "write HOST:PORT, such as"),
+        ("[]:8080", "write HOST:PORT, such as"),
     ],
 )
 def test_an_address_of_another_form_is_refused(address: str, why: str) -> None:
