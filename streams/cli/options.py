@@ -25,6 +25,8 @@ from streams.process.options import (
 
 ACKED_MAX: Final = 100  # no store has more replicas
 
+SECONDS_MAX: Final = 1_000_000_000.0  # 31 years; no thread can wait for 300
+
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(rf"(-?[0-9]+(?:\.[0-9]*)?|-?\.[0-9]+)({'|'.join(_UNITS)})")
 
@@ -34,7 +36,10 @@ def _seconds(_: Any, tokens: Any) -> float:
     found = _DURATION.fullmatch(text)
     if not found:
         raise ValueError(f"{text} is no time: write seconds, or a number with ms, s, m, h or d.")
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > SECONDS_MAX:
+        raise ValueError(f"{text} is too long: write {SECONDS_MAX:.0f} seconds at most.")
+    return seconds
 
 
 Seconds = Annotated[float, Parameter(converter=_seconds, n_tokens=1)]

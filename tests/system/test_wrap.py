@@ -625,6 +625,7 @@ def test_check_fails_with_the_last_words_of_the_command(code: str, why: str) -> 
         (["--children-max=0", "--", "true"], "--children-max: write a number above 0"),
         (["--start-timeout=0", "--", "true"], "--start-timeout: write seconds, more than 0"),
         (["--stop-timeout=soon", "--", "true"], "soon is no time: write seconds"),
+        (["--watchdog=99999d", "--", "true"], "99999d is too long: write 1000000000 seconds at"),
         (["--patience=0", "--", "true"], "--patience: write seconds, more than 0"),
         (["--patience=1d", "--", "true"], "--patience: write seconds, more than 0 and less than a"),
         (["--once=", "--", "true"], "--once: a name is empty"),
