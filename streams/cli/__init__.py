@@ -17,6 +17,8 @@ _SOON_S: Final = 0.01
 
 def main() -> None:
     """Run the command and exit with its code."""
+    if sys.stdout is None:  # closed: a file would take the number 1
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the end
     if sys.stderr is None:  # closed: `print` would take standard output, and a file the number 2
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # until the end
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not as nohup has it

@@ -4,11 +4,13 @@ A command's module is loaded when the command is run, and it imports its action 
 because a client waits for a relay to start.
 """
 
+import errno
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import cyclopts
 
@@ -28,6 +30,9 @@ from streams.cli.base import (
 __all__ = ["app", "run"]
 
 Shell = Literal["bash", "zsh", "fish"]
+
+# The errors of a disk that standard output is written to.
+_DISK_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 _USAGES = {
     "call": {"usage": "Usage: mcp-streams call [OPTIONS] URL TOOL [KEY=VALUE...]"},
@@ -74,6 +79,8 @@ def run() -> int:
     """Run the command of `sys.argv`; returns its exit code."""
     words = sys.argv[1:]
     base.Errors.are_json = "--json" in _ours(words)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # some locales lack characters
     try:
         words, file = settings.without_config(words)
         # Help and version must be there even if the file is damaged.
@@ -87,12 +94,20 @@ def run() -> int:
         return _misused(error)
     except settings.CannotConfigure as error:
         return complain(error)
-    except BrokenPipeError:
-        # The reader of standard output has closed it. The interpreter's flush at exit goes to
-        # /dev/null.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of standard output has closed it
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.filename is not None or error.errno not in _DISK_ERRORS:
+            raise
+        _drop_output()
+        return complain(f"Standard output cannot be written: {error.strerror}.")
     return code or 0
+
+
+def _drop_output() -> None:
+    """Let what is left of the output go to /dev/null, also when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _ours(words: list[str]) -> list[str]:

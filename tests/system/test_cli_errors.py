@@ -241,6 +241,56 @@ def test_a_lost_stream_is_told_with_its_reason(server: ServerProcess) -> None:
     assert json.loads(done.stderr)["error"]["reason"] == "stream_not_found"
 
 
+# Standard output
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with ServerProcess(tmp_path_factory.mktemp("journal"), app=APP) as server:
+        assert run("call", server.url, "count", "n:=3").returncode == 0
+        server.stop()
+    return server.journal
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ls", "JOURNAL"),
+        ("stats", "JOURNAL"),
+        ("verify", "JOURNAL"),
+        ("export", "JOURNAL"),
+        ("token", "list"),
+        ("calls", "--json"),
+        ("--help",),
+        ("--version",),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_told_in_one_line(
+    journal: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    words = tuple(str(journal) if word == "JOURNAL" else word for word in words)
+    if words[0] == "token":
+        assert run("token", "new", "ada", cwd=tmp_path).returncode == 0
+    for redirection, code in ((">/dev/full", 2), (">&-", 0)):
+        done = run(
+            *words, command=("sh", "-c", f'exec "$@" {redirection}', "sh", *CLI), cwd=tmp_path
+        )
+        assert done.returncode == code, done.stderr
+        assert ("cannot be written: No space left on device." in done.stderr) == bool(code)
+
+
+@pytest.mark.parametrize("coding", ["ascii:strict", "utf-8:strict"])
+def test_a_name_that_a_locale_lacks_ends_nothing(journal: Path, coding: str) -> None:
+    named = journal.with_name(os.fsdecode("é.db".encode("latin-1")))
+    named.write_bytes(journal.read_bytes())
+    for words in (("verify",), ("ls", "--json"), ("stats", "--json")):
+        done = run(*words, str(named), env={"PYTHONIOENCODING": coding})
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words[0] == "ls" or "\\udce9.db" in done.stdout
+    done = run("ls", os.fsdecode(b"no\xff"), "--json")
+    assert "no\\udcff" in json.loads(done.stderr)["error"]["message"]
+
+
 # Ctrl-C at the start
 
 

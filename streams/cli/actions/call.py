@@ -3,7 +3,6 @@
 Results go to standard output, everything else to standard error.
 """
 
-import io
 import math
 import os
 import shlex
@@ -146,8 +145,6 @@ def bounded(act: Callable[[Client], Awaitable[int]]) -> Act:
 def run_dialing(act: Callable[[Dialer], Awaitable[int]], reach: Reach) -> int:
     """Like `run`, for an action that opens its connections itself."""
     logs.take_libraries()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # some locales lack characters
     try:
         token = token_of(reach.token_file)
         dialer = dialer_of(reach.url, reach.cwd, token)

@@ -179,7 +179,20 @@ def print_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 
 def as_json_text(value: Any) -> str:
     """A value as JSON on one line, without characters that control a terminal."""
-    return escaped(msgspec.json.encode(value).decode())
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a word of the command line that is not UTF-8
+        encoded = msgspec.json.encode(_encodable(msgspec.to_builtins(value)))
+    return escaped(encoded.decode())
+
+
+def _encodable(value: Any) -> Any:
+    """The same value, with escapes in place of bytes that are not UTF-8."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(each) for key, each in value.items()}
+    return [_encodable(each) for each in value] if isinstance(value, list) else value
 
 
 def _text(data: Any) -> str:

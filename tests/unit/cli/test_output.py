@@ -41,6 +41,12 @@ def test_json_escapes_it_and_says_the_same() -> None:
     assert "é 語" in text, "the rest is left as it is"
 
 
+def test_a_word_that_is_not_utf8_is_escaped_in_json() -> None:
+    """Python has a surrogate for each byte of a command line that it cannot decode."""
+    text = as_json_text({"journal\udcff": ["x\udcff.db", 1, None], "name": "é"})
+    assert json.loads(text) == {"journal\\udcff": ["x\\udcff.db", 1, None], "name": "é"}
+
+
 def test_an_error_is_a_line_of_bounded_length() -> None:
     assert one_line(" a\nb\r\n\tc\u2028d ") == "a b c d"
     assert len(one_line("x" * 1_000_000)) == ERROR_CHARS_MAX + 1
