@@ -5,8 +5,11 @@ import os
 import random
 import re
 import shutil
+import signal
 import sqlite3
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +33,8 @@ from streams.messages import Run
 from tests.rigs.command import Following, run
 from tests.rigs.journals import grant, session
 from tests.rigs.sqlite import PLENTY, make_journal_of_schema, record
+from tests.wire.process import wait_until
+from tests.wire.raw import DEADLINE_S
 
 STREAMS = 24
 LOGGED = 20  # this stream and later ones are in the log alone
@@ -277,6 +282,44 @@ def test_an_export_survives_pages_of_garbage(command: Command, copy: Path, seed:
     assert saved.returncode in (1, 2), saved.stderr
     if saved.returncode == 1:
         assert all(isinstance(json.loads(each), dict) for each in saved.stdout.splitlines())
+
+
+@pytest.mark.parametrize("part", [0.9, 0.5])
+def test_what_is_left_of_a_file_without_its_end_is_verified_and_exported(
+    copy: Path, part: float
+) -> None:
+    """SQLite itself refuses each statement on a file that is shorter than its header says."""
+    os.truncate(copy, int(part * copy.stat().st_size))
+    assert inspect(copy).problems
+    assert sum(map(len, messages_of(copy).values())) > 2 * STREAMS
+    with pytest.raises(JournalError):  # a copy of it would look whole
+        back_up(copy, copy.with_name("to.db"), lambda done, total: None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("words", [("backup", "TO"), ("export", "--sqlite", "TO")])
+def test_a_command_that_is_ended_leaves_no_hidden_file(
+    copy: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    """The command is slowed down: it is ended while its file is half written."""
+    place = copy.parent / "out"
+    place.mkdir()
+    slow = (
+        "import sys, time; from streams.journal.sqlite import backup as b; "
+        "export, copied = b._export_stream, b._copy; "
+        "b._export_stream = lambda *given: (time.sleep(9), export(*given)); "
+        "b._copy = lambda source, file, told: (time.sleep(9), copied(source, file, told)); "
+        "from streams.cli import main; main()"
+    )
+    given = [words[0], str(copy), *words[1:-1], str(place / "to")]
+    process = subprocess.Popen([sys.executable, "-c", slow, *given], stderr=subprocess.PIPE)
+    with process:
+        wait_until("a hidden file", lambda: list(place.iterdir()))
+        process.send_signal(number)
+        assert process.wait(DEADLINE_S) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert list(place.iterdir()) == []
 
 
 def damage(path: Path, *statements: str) -> None:

@@ -4,6 +4,7 @@ Results go to standard output, everything else to standard error.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -24,6 +25,7 @@ from streams.keys import FILE_BYTES_MAX
 from streams.permissions import read_secret
 
 DAMAGES_SAID: Final = 20  # many damages say the same
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 def verify(file: Path, *, as_json: bool) -> int:
@@ -60,7 +62,11 @@ def _show(file: str, report: Report) -> None:
 def export(file: Path, to: Path | None, tables: Path | None = None) -> int:
     """Save what is readable of a journal; return the exit code."""
     try:
-        with exported_to(to, tables) as on_stream, shown_progress() as on_progress:
+        with (
+            _interruptible(),
+            exported_to(to, tables) as on_stream,
+            shown_progress() as on_progress,
+        ):
             saved = export_streams(file, on_stream, on_progress)
     except BrokenPipeError:
         raise  # `streams.cli.main` handles it
@@ -135,7 +141,7 @@ def backup(file: Path, to: Path, *, with_keys: bool) -> int:
     if os.path.lexists(to):  # before a bar is shown
         return complain(f"{to} exists already: name a new file.")
     try:
-        with shown_progress() as on_progress:
+        with _interruptible(), shown_progress() as on_progress:
             back_up(file, to, on_progress)
         if with_keys:
             content = read_secret(keys, FILE_BYTES_MAX, follows_links=False)
@@ -148,6 +154,22 @@ def backup(file: Path, to: Path, *, with_keys: bool) -> int:
         return complain(error)
     say(f"{to} has all of {file}" + ("." if with_keys else f", and no keys: keep {keys} apart."))
     return DONE
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM and a closed terminal interrupt the block as Ctrl-C does.
+
+    A process that they end leaves a hidden file as long as the journal.
+    """
+    numbers = [each for each in _ENDING if signal.getsignal(each) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def export_streams(path: Path, on_stream: Callable[[int], Sink], on_progress: Pr
     `JournalUnusable` if nothing can be read.
     """
     exported = Exported()
-    with opened_to_read(path) as (connection, schema):
+    with opened_to_read(path, may_be_damaged=True) as (connection, schema):
         if not is_current(schema):
             raise JournalUnusable(
                 f"{path} was written by an older release (schema {schema}): export it with that "

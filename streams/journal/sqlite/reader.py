@@ -35,10 +35,13 @@ _last = attrgetter("last")
 
 
 @contextmanager
-def opened_to_read(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
+def opened_to_read(
+    path: Path, *, may_be_damaged: bool = False
+) -> Iterator[tuple[sqlite3.Connection, int]]:
     """A connection to a snapshot of the journal, and its schema's version.
 
-    Raises `JournalUnusable` if the file is not a journal.
+    `may_be_damaged`: a file whose end is missing is opened as well, for those that look at each
+    page. Raises `JournalUnusable` if the file is not a journal.
     """
     try:
         path.stat()
@@ -48,6 +51,10 @@ def opened_to_read(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         raise JournalUnusable(f"{path} cannot be read: {error.strerror}.") from None
     check_files(path)
     with translated(path), closing(_connect(path)) as connection:
+        if may_be_damaged:
+            # Otherwise SQLite refuses each statement on a file that is shorter than its header
+            # says. Nothing is written: the connection only reads.
+            connection.execute("PRAGMA writable_schema = ON")
         _, version = recognized(connection, path)
         if version == 0:
             raise JournalUnusable(f"{path} is empty: it is not a journal yet.")

@@ -67,7 +67,7 @@ def inspect(path: Path) -> Report:
     A journal with an older schema gets only SQLite's own check. Raises `JournalUnusable` if the
     file is not a journal, or cannot be read at all.
     """
-    with opened_to_read(path) as (connection, schema):
+    with opened_to_read(path, may_be_damaged=True) as (connection, schema):
         inspection = _Inspection(connection)
         inspection.check_file()
         if is_current(schema):
