@@ -98,11 +98,21 @@ def run() -> int:
         _drop_output()
         return BROKEN_PIPE
     except OSError as error:
+        if error.errno == errno.ENOENT and not _is_anywhere():
+            return complain("The working directory was removed: change to another one.")
         if error.filename is not None or error.errno not in _DISK_ERRORS:
             raise
         _drop_output()
         return complain(f"Standard output cannot be written: {error.strerror}.")
     return code or 0
+
+
+def _is_anywhere() -> bool:
+    """Whether the working directory is still there."""
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _drop_output() -> None:

@@ -90,7 +90,7 @@ class Child:
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{name.replace('_', '-')}: write seconds, more than 0.")
         cwd = Path(self.cwd or ".").resolve()
-        if not cwd.is_dir():
+        if not os.path.isdir(cwd):  # unlike `Path.is_dir`, it takes too long a name
             raise ValueError(f"--cwd: there is no folder {cwd}.")
         env = _variables(self.env)
         _check_program(words[0], cwd, os.environ | env)

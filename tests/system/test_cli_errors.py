@@ -241,6 +241,23 @@ def test_a_lost_stream_is_told_with_its_reason(server: ServerProcess) -> None:
     assert json.loads(done.stderr)["error"]["reason"] == "stream_not_found"
 
 
+# The working directory
+
+
+@pytest.mark.parametrize(
+    "words", [("serve", APP, "--journal", "j.db"), ("serve", APP), ("wrap", "--", "cat")]
+)
+def test_a_working_directory_that_was_removed_is_told(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    shell = ("sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *CLI)
+    done = run(*words, command=shell, cwd=place)
+    assert done.returncode == 2
+    assert done.shown[-1] == "The working directory was removed: change to another one."
+
+
 # Standard output
 
 

@@ -620,6 +620,7 @@ def test_check_fails_with_the_last_words_of_the_command(code: str, why: str) -> 
         (["--", "./no/such"], "is no program"),
         (["--", ""], "no program"),
         (["--cwd=/no/such", "--", "true"], "--cwd: there is no folder /no/such"),
+        ([f"--cwd=/{'x' * 300}", "--", "true"], "--cwd: there is no folder /xxx"),
         (["--env=KEY", "--", "true"], "--env: write NAME=VALUE"),
         (["--isolate=all", "--", "true"], "session"),
         (["--children-max=0", "--", "true"], "--children-max: write a number above 0"),
