@@ -54,6 +54,13 @@ def servers_of(app: str) -> list[int]:
     return found
 
 
+def test_a_folder_without_files_that_can_be_named_is_refused(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff")).write_text("no message can name it")
+    done = run("demo", "--folder", str(tmp_path), "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has no files to read" in json.loads(done.stderr)["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("seen", "is_good"),
     [

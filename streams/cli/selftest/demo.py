@@ -11,7 +11,6 @@ on at another one while its server is down.
 
 import logging
 import math
-import sys
 import sysconfig
 import tempfile
 from collections import Counter
@@ -26,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streams import logs, messages
-from streams.cli.base import DONE, FAILED, USAGE, complain
+from streams.cli.base import DONE, FAILED, complain
 from streams.cli.selftest.demo_server import chained, digest_of, files_of
 from streams.cli.selftest.rigs import APP, ListeningRig, NoServer, Rig, StdioRig, Stored
 from streams.client.call import RunningCall
@@ -91,11 +90,13 @@ def run(folder: Path | None, *, as_json: bool, store: str | None = None, app: st
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
     files = files_of(folder)
     if not files:
-        print(f"{folder}: no files to read", file=sys.stderr)
-        return USAGE
+        return complain(f"{folder} has no files to read: name another folder.")
     whole = ""
-    for path in files:
-        whole = chained(whole, digest_of(path), path.relative_to(folder))
+    try:
+        for path in files:
+            whole = chained(whole, digest_of(path), path.relative_to(folder))
+    except OSError as error:
+        return complain(f"{folder} cannot be read: {error}.")
     folder = folder.resolve()
     work = _Work(folder, 2 * len(files), whole)
     figures: list[Figures] = []

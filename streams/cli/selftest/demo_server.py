@@ -33,8 +33,9 @@ class Digest(TypedDict):
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The first readable files, in order."""
+    """The first readable files, in order. Messages cannot name a file whose name is not UTF-8."""
     inside = (path for path in folder.rglob("*") if not SKIPPED & set(path.parts))
+    inside = (path for path in inside if str(path) == str(path).encode(errors="ignore").decode())
     readable = sorted(path for path in inside if path.is_file() and os.access(path, os.R_OK))
     return readable[:FILES_MAX]
 
