@@ -92,7 +92,9 @@ class AdminClient:
             if status == 401:
                 msgspec.json.decode(body, type=_Body)
                 return CannotAsk(self._without_token, status)
-            return CannotAsk(msgspec.json.decode(body, type=_Body).error.message, status)
+            # A listener without room for a connection answers as to a client.
+            kind = _AnyBody if status == 503 else _Body
+            return CannotAsk(msgspec.json.decode(body, type=kind).error.message, status)
         except (ValueError, RecursionError):
             return CannotAsk(
                 f"{self.address} answers {status}, and not as an operator's endpoint: name that of "
@@ -169,8 +171,12 @@ class _Refused(msgspec.Struct):
     message: str
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):  # unlike a JSON-RPC error
+class _AnyBody(msgspec.Struct):
     error: _Refused
+
+
+class _Body(_AnyBody, forbid_unknown_fields=True):  # unlike a JSON-RPC error
+    pass
 
 
 def is_socket(path: Path) -> bool:

@@ -51,6 +51,13 @@ async def test_the_token_is_sent_and_the_answer_decoded() -> None:
             response("401 Unauthorized", b'{"error":{"message":"Send the token."}}'),
             "needs the operator's token: .*--token-file.*MCP_STREAMS_ADMIN_TOKEN",
         ),
+        (
+            response(
+                "503 Service Unavailable",
+                b'{"jsonrpc":"2.0","id":null,"error":{"code":-32603,"message":"Too many."}}',
+            ),
+            "^Too many.$",
+        ),
         (response("404 Not Found", b"<html>"), "not as an operator's endpoint"),
         (response("200 OK", b"<html>"), "cannot be read"),
         (response("200 OK", b"[" * 100_000), "cannot be read"),
