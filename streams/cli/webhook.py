@@ -7,6 +7,8 @@ import cyclopts
 
 from streams.cli.base import complain
 
+PORT_MAX: Final = 65_535
+
 webhook: Final = cyclopts.App(
     name="webhook",
     help="Try the webhooks that serve --webhook and wrap --webhook send.",
@@ -40,6 +42,8 @@ def listen(
     json
         Print each webhook as a line of JSON.
     """
+    if not 0 <= port <= PORT_MAX:
+        return complain(f"--port: write a number, 0 to {PORT_MAX}.")
     if fail < 0:
         return complain("--fail: write a number, 0 or more.")
     from streams.cli.actions import webhook

@@ -86,6 +86,27 @@ def test_a_receiver_that_starts_first_makes_the_secret(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_a_receiver_whose_output_is_closed_ends() -> None:
+    words = [*CLI, "webhook", "listen", "--port", "0"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        port = process.stderr.readline().rstrip("/\n").rpartition(":")[2]
+        process.stdout.close()
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=DEADLINE_S)
+        connection.request("POST", "/", b"{}")
+        assert process.wait(DEADLINE_S) == 141
+        assert process.stderr.read() == ""
+        connection.close()
+
+
+def test_a_port_that_is_none_is_refused() -> None:
+    done = run("webhook", "listen", "--port", "65536")
+    assert (done.returncode, done.shown) == (2, ["--port: write a number, 0 to 65535."])
+
+
 @pytest.fixture
 def secret_file(tmp_path: Path) -> Path:
     path = tmp_path / "secret"

@@ -42,11 +42,17 @@ class Receiver:
         self._hangs = hangs
         self._as_json = as_json
         self._ids: dict[str, None] = {}
+        self.scope = trio.CancelScope()  # it is cancelled by the end of the receiver
+        self.failure: OSError | None = None  # of standard output, which ends it
 
     async def answer(self, request: Request, responder: Responder) -> None:
         """See `streams.exchange.Endpoint`."""
         arrival = self._received(request)
-        print(as_json_text(arrival) if self._as_json else harmless(_line(arrival)), flush=True)
+        try:
+            print(as_json_text(arrival) if self._as_json else harmless(_line(arrival)), flush=True)
+        except OSError as error:  # the listener would log it, and go on
+            self.failure = error
+            self.scope.cancel()
         if self._hangs:
             await trio.sleep_forever()
         text = f"{arrival.why}\n".encode() if arrival.why else b""
@@ -104,18 +110,21 @@ def listen(port: int, secret_file: Path | None, *, fail: int, hangs: bool, as_js
         failure = first_of(errors)
     if failure is not None:
         return complain(f"{LOOPBACK}:{port}: cannot listen there: {failure}.")
+    if receiver.failure is not None:
+        raise receiver.failure
     return DONE
 
 
 async def _serve(receiver: Receiver, port: int) -> None:
-    async with trio.open_nursery() as nursery:
-        serve = partial(
-            http.serve,
-            receiver.answer,
-            LOOPBACK,
-            port,
-            body_bytes_max=BODY_BYTES_MAX,
-            allowed_hosts=None,
-        )
-        found = await nursery.start(serve)
-        say(f"listening at http://{LOOPBACK}:{found}/")
+    with receiver.scope:
+        async with trio.open_nursery() as nursery:
+            serve = partial(
+                http.serve,
+                receiver.answer,
+                LOOPBACK,
+                port,
+                body_bytes_max=BODY_BYTES_MAX,
+                allowed_hosts=None,
+            )
+            found = await nursery.start(serve)
+            say(f"listening at http://{LOOPBACK}:{found}/")
