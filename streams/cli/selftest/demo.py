@@ -88,11 +88,11 @@ def run(folder: Path | None, *, as_json: bool, store: str | None = None, app: st
     """
     logs.log_to_stderr(logging.ERROR)
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
-    files = files_of(folder)
-    if not files:
-        return complain(f"{folder} has no files to read: name another folder.")
     whole = ""
     try:
+        files = files_of(folder)
+        if not files:
+            return complain(f"{folder} has no files to read: name another folder.")
         for path in files:
             whole = chained(whole, digest_of(path), path.relative_to(folder))
     except OSError as error:
