@@ -19,12 +19,13 @@ import select
 import stat
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from io import UnsupportedOperation
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from streams.clock import steady
 from streams.forks import in_child
@@ -339,7 +340,14 @@ class _Libraries(logging.Handler):
         """Write a line."""
         level = min(record.levelno // 10 * 10, logging.CRITICAL)
         write = {logging.CRITICAL: log.critical, logging.ERROR: log.error}.get(level, log.warning)
-        write(record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        try:
+            told = record.getMessage()
+        except Exception as error:  # `logging` promises that no line of the log fails a program
+            why = type(error).__name__
+            told = (
+                f"a line of the log cannot be formatted: {why} ({record.pathname}:{record.lineno})"
+            )
+        write(told, logger=record.name, exc_info=record.exc_info)
 
 
 _LIBRARIES: Final = _Libraries(logging.WARNING)
@@ -362,6 +370,20 @@ def log_to_stderr(
         logger_factory=lambda *_: _LINES,
     )
     take_libraries()
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Write a warning of Python, such as a coroutine without `await`, as a line of this log."""
+    told = {"logger": "warnings", "at": f"{filename}:{lineno}"}
+    log.warning(f"{category.__name__}: {message}", **told)
 
 
 def take_libraries() -> None:

@@ -323,12 +323,14 @@ def test_the_end_of_the_process_writes_the_lines_that_wait() -> None:
 
 
 A_LIBRARY_LOGS = """
-import logging
+import logging, warnings
 from streams.logs import log_to_stderr
 log_to_stderr(as_json=True, levels={"quiet": logging.ERROR})
 logging.getLogger("exporter.grpc").warning("retrying in %s s", 2)
 logging.getLogger("exporter.grpc").info("connected")
 logging.getLogger("quiet").warning("not told")
+logging.getLogger("wrong").warning("%s is %d", 2)
+warnings.warn("never awaited", RuntimeWarning)
 try:
     raise ValueError("a fault")
 except ValueError:
@@ -341,9 +343,11 @@ def test_what_libraries_log_is_in_lines_of_this_log() -> None:
     told = subprocess.run(
         [sys.executable, "-c", A_LIBRARY_LOGS], stderr=subprocess.PIPE, check=True, text=True
     )
-    first, second = map(json.loads, told.stderr.splitlines())
+    first, wrong, warned, second = map(json.loads, told.stderr.splitlines())
     assert (first["logger"], first["level"]) == ("exporter.grpc", "warning")
     assert first["event"] == "retrying in 2 s"
+    assert wrong["event"].startswith("a line of the log cannot be formatted: TypeError (<string>:")
+    assert warned["event"] == "RuntimeWarning: never awaited"
     assert (second["event"], second["level"]) == ("failed", "error")
     assert "ValueError: a fault" in second["exception"]
 
