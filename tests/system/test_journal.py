@@ -203,7 +203,7 @@ def test_an_export_to_tables_has_a_row_for_each_message(
     }
     again = command("export", journal, "--sqlite", out)
     assert again.returncode == 2
-    assert "is there already: name a new file" in again.stderr
+    assert "exists already: name a new file" in again.stderr
     both = command("export", journal, "--sqlite", out, "--to", tmp_path / "folder")
     assert both.returncode == 2
 
@@ -282,6 +282,25 @@ def test_an_export_survives_pages_of_garbage(command: Command, copy: Path, seed:
     assert saved.returncode in (1, 2), saved.stderr
     if saved.returncode == 1:
         assert all(isinstance(json.loads(each), dict) for each in saved.stdout.splitlines())
+
+
+@pytest.mark.parametrize(
+    "words", [("backup", "TO"), ("copy", "TO"), ("export", "--sqlite", "TO")], ids=lambda w: w[0]
+)
+def test_what_is_left_of_another_journal_is_not_applied_to_a_new_file(
+    command: Command, copy: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """SQLite would write the pages of such a WAL over those of the new file."""
+    other = tmp_path / "other.db"
+    with closing(SQLiteStore(other)) as opened:
+        opened.commit([created(1)])
+        left = Path(f"{other}-wal").read_bytes()
+    other.unlink()
+    Path(f"{other}-wal").write_bytes(left)
+    done = command(words[0], copy, *words[1:-1], other)
+    assert done.returncode == 2
+    assert f"{other}-wal is left of a file that was there: remove it" in done.stderr
+    assert not other.exists()
 
 
 @pytest.mark.parametrize("part", [0.9, 0.5])

@@ -26,6 +26,7 @@ from streams.journal.copying import Copied, Progress, Whole, copy_journal
 from streams.journal.ownership import key_path, lock_path
 from streams.journal.records import Record
 from streams.journal.sqlite import open_sqlite_journal
+from streams.journal.sqlite.file import check_new
 from streams.journal.sqlite.reader import is_current, opened_to_read
 from streams.keys import FILE_BYTES_MAX, Keyring
 from streams.limits import Limits
@@ -233,6 +234,6 @@ async def _copy_to_file(
 
 
 def _check_new(to: Path, *, with_keys: bool) -> None:
-    for path in (to, key_path(to)) if with_keys else (to,):
-        if os.path.lexists(path):
-            raise JournalUnusable(f"{path} exists already: name a new file.")
+    check_new(to)
+    if with_keys and os.path.lexists(key_path(to)):
+        raise JournalUnusable(f"{key_path(to)} exists already: name a new file.")

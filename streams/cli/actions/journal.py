@@ -20,6 +20,7 @@ from streams.files import write_whole
 from streams.journal.ownership import key_path
 from streams.journal.sqlite.backup import Exported, Progress, back_up, export_streams
 from streams.journal.sqlite.export import Lines, Sink, tables_at
+from streams.journal.sqlite.file import check_new
 from streams.journal.sqlite.verify import Report, inspect
 from streams.keys import FILE_BYTES_MAX
 from streams.permissions import read_secret
@@ -87,7 +88,7 @@ def exported_to(
 def is_there(folder: Path | None, tables: Path | None) -> str:
     """The complaint about an export whose place is taken."""
     if tables is not None:
-        return f"{tables} is there already: name a new file."
+        return f"{tables} exists already: name a new file."
     return f"{folder} is there already: name a new folder."
 
 
@@ -138,9 +139,8 @@ def tell_saved(saved: Exported) -> int:
 def backup(file: Path, to: Path, *, with_keys: bool) -> int:
     """Copy a journal, with its keys if they are wanted; return the exit code."""
     keys = key_path(file)
-    if os.path.lexists(to):  # before a bar is shown
-        return complain(f"{to} exists already: name a new file.")
     try:
+        check_new(to)  # before a bar is shown
         with _interruptible(), shown_progress() as on_progress:
             back_up(file, to, on_progress)
         if with_keys:

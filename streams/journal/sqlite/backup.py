@@ -13,7 +13,7 @@ from streams.errors import JournalUnusable, Refusal, UnsafeFile
 from streams.files import whole
 from streams.journal.records import Record
 from streams.journal.sqlite.export import Sink
-from streams.journal.sqlite.file import translated
+from streams.journal.sqlite.file import check_new, translated
 from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_read
 from streams.keys import hashed
 from streams.messages import Run, parse
@@ -42,6 +42,7 @@ def back_up(path: Path, to: Path, on_progress: Progress) -> None:
     It contains all commits that were acknowledged before. Raises `JournalUnusable` if the file is
     not a journal, cannot be read, or cannot be copied; then no file is left.
     """
+    check_new(to)
     try:
         with (
             whole(to, os.link) as file,  # never replaces an existing file

@@ -20,7 +20,7 @@ import msgspec
 from sqlite_utils import Database
 
 from streams.files import whole
-from streams.journal.sqlite.file import translated
+from streams.journal.sqlite.file import check_new, translated
 from streams.messages import Kind, Message, look
 from streams.protocol.origin import CALL, Origin
 
@@ -99,8 +99,7 @@ def tables_at(path: Path) -> Iterator[Callable[[int], Sink]]:
 
     If the block fails no file is left. Raises `FileExistsError`, `OSError` or `JournalError`.
     """
-    if os.path.lexists(path):  # before anything is read
-        raise FileExistsError(path)
+    check_new(path)  # before anything is read
     with (
         whole(path, os.link) as file,
         translated(file),

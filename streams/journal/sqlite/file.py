@@ -74,6 +74,22 @@ def connect_to_read(path: Path, *, cache_bytes: int | None = None) -> sqlite3.Co
     return connection
 
 
+def check_new(path: Path) -> None:
+    """Check that nothing is in the place of a new SQLite file. Raises `JournalUnusable`.
+
+    SQLite would apply a WAL or a rollback journal that lies beside it, of a file that was there
+    before, to the new one.
+    """
+    if os.path.lexists(path):
+        raise JournalUnusable(f"{path} exists already: name a new file.")
+    for suffix in ("-wal", "-journal"):
+        left = path.with_name(path.name + suffix)
+        if os.path.lexists(left):
+            raise JournalUnusable(
+                f"{left} is left of a file that was there: remove it, or name a new file."
+            )
+
+
 def create_file(path: Path) -> None:
     """Create an empty file that only this user may read; SQLite would let others read it."""
     try:
