@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from streams.cli.base import DONE, complain, nearest
+from streams.cli.base import DONE, Errors, complain, nearest
 from streams.journal.addresses import checked, checked_path, is_url
 from streams.limits import DAY_S, LEASE_MAX_S, LEASE_MIN_S, LEASE_S, Durability, Limits, LogFormat
 from streams.process.options import (
@@ -321,6 +321,7 @@ def run(options: Options) -> int:
     """Serve, or relay to the journal's owner, to the end; returns the exit code."""
     # A relay has no use for systemd's sockets: a process that serves says what is wrong.
     has_sockets = os.environ.get("LISTEN_PID") == str(os.getpid())
+    Errors.are_json |= options.json_log  # the last line of a log of JSON lines is one, too
     try:
         if options.is_relay and not has_sockets:
             from streams.process import relay

@@ -20,6 +20,7 @@ from tests.wire.process import CLI, ServerProcess
 from tests.wire.raw import DEADLINE_S
 
 APP = f"{HERE / 'command_server.py'}:server"
+NEAR = "127.0.0.1:0"
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +226,12 @@ def test_with_json_an_error_is_one_object_on_stderr(words: tuple[str, ...], code
     done = run(*words, "--json")
     assert (done.returncode, done.stdout, len(done.shown)) == (code, "", 1), done.stderr
     assert json.loads(done.stderr)["error"]["message"]
+
+
+def test_in_a_log_of_json_lines_the_last_one_is_json(tmp_path: Path) -> None:
+    done = run("serve", APP, "--journal", str(tmp_path), "--log-format", "json", "--http", NEAR)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is a directory" in json.loads(done.shown[-1])["error"]["message"]
 
 
 def test_a_refused_call_is_told_with_its_code(server: ServerProcess) -> None:
