@@ -7,6 +7,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -373,6 +374,28 @@ def test_an_interrupted_copy_leaves_no_file(source: Path, tmp_path: Path, store:
         assert copying.returncode == 130
         assert f"{copy} was not made" in said
         assert left == ["source"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_that_ends_a_copy_leaves_no_file(
+    source: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The copy is slowed down: it is ended while its file is made."""
+    slow = (
+        "import trio; from streams.cli.actions import copy; "
+        "copy.copy_journal = lambda *given: trio.sleep_forever(); "
+        "from streams.cli import main; main()"
+    )
+    words = ["copy", str(source), str(tmp_path / "copy.db"), "--json"]
+    copying = subprocess.Popen(
+        [sys.executable, "-c", slow, *words], stderr=subprocess.PIPE, text=True
+    )
+    wait_until("begun", lambda: list(tmp_path.glob(".copy.db.*-wal")))
+    copying.send_signal(number)
+    _, said = copying.communicate(timeout=DEADLINE_S)
+    assert copying.returncode == 130
+    assert "copy.db was not made" in json.loads(said)["error"]["message"]
+    assert [each.name for each in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_journal_moves_through_a_cluster(source: Path, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def run(source: str, target: str, *, with_keys: bool, lease_s: float, as_json: b
     if failure is not None:
         return complain(f"{str(failure).removesuffix('.')}.")
     if copied is None:
-        say(f"Interrupted. {INCOMPLETE if is_url(target) else f'{target} was not made.'}")
-        return DETACHED
+        became = INCOMPLETE if is_url(target) else f"{target} was not made."
+        return complain(f"Interrupted. {became}", DETACHED)
     _tell(copied, *shown, with_keys=with_keys, as_json=as_json)
     return DONE
 
@@ -81,9 +81,11 @@ async def _unless_interrupted(copy: Callable[[], Awaitable[Copied]]) -> Copied |
 
 
 def _signals() -> Sequence[signal.Signals]:
-    """Those that interrupt a copy. A shell lets a job in the background ignore SIGINT."""
-    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGINT]
+    """Those that interrupt a copy. A shell lets a job in the background ignore SIGINT, and nohup
+    lets a command ignore SIGHUP.
+    """
+    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return [each for each in ending if signal.getsignal(each) is not signal.SIG_IGN]
 
 
 def _tell(copied: Copied, source: str, target: str, *, with_keys: bool, as_json: bool) -> None:
