@@ -20,7 +20,7 @@ from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.exchange import Admit, Caller, Departure, Head, HttpError
 from streams.forks import withhold
-from streams.logs import log
+from streams.logs import Warnings, log
 from streams.turns import TURN_UNITS, Turns
 from transports.net.closing import drop_new_connections
 from transports.net.origins import Origins, names_loopback
@@ -112,6 +112,7 @@ class Listener:
         self.departure = options.get("departure")
         self._is_shared = options.get("is_shared", False)
         self._open = 0
+        self._refusals = Warnings()
         self._handshakes = Turns()
         self._connections_max = options.get("connections_max", CONNECTIONS_MAX)
         self._gives_way = options.get("gives_way", False)
@@ -180,6 +181,9 @@ class Listener:
             is_full = not make_room()
         if is_full or has_one_of_the_last:
             full = "Too many connections are open: try again later."
+            few = f"{DESCRIPTORS_KEPT} file descriptors are left"
+            why = few if has_one_of_the_last else f"{self._connections_max} are open"
+            self._refusals.warn("listening.no_room_for_connections", why=why)
             raise HttpError(503, Refusal(INTERNAL_ERROR, full))
 
     async def authenticate(self, head: Head) -> Caller | None:

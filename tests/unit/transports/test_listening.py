@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from streams.engine.departure import Departure
@@ -131,8 +132,13 @@ async def test_who_would_have_one_of_the_last_descriptors_is_told_so(
             for _ in range(20):
                 await stack.enter_async_context(websocket.connect(f"ws://127.0.0.1:{port}"))
 
-        with pytest.raises(ConnectionRefusedError, match=r"503.*Too many connections"):
+        with (
+            capture_logs() as logs,
+            pytest.raises(ConnectionRefusedError, match=r"503.*Too many connections"),
+        ):
             await fill()
+        assert [each["event"] for each in logs] == ["listening.no_room_for_connections"]
+        assert "file descriptors are left" in logs[0]["why"]
         await stack.aclose()
         async with websocket.connect(f"ws://127.0.0.1:{port}") as channel:
             await channel.send(b"1\n")
