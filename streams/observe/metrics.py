@@ -93,7 +93,7 @@ class Metrics:
             yield _gauge("evicted", "Streams in the journal alone.", counts.evicted)
         yield _gauge(
             "pending_messages",
-            "Messages that are not known to be with their clients.",
+            "Messages of streams in memory that are not known to be with their clients.",
             counts.pending,
         )
         yield _gauge(
