@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ from streams.cli.selftest.demo import Figures
 from tests.rigs import HERE
 from tests.rigs.command import Done, run
 from tests.rigs.redis_servers import running
+from tests.wire.process import wait_until
+from tests.wire.raw import DEADLINE_S
 
 FAULTY = f"{HERE / 'faulty_demo_server.py'}:server"
 SLOW = f"{HERE / 'faulty_demo_server.py'}:slow_server"
@@ -52,6 +56,23 @@ def servers_of(app: str) -> list[int]:
         if os.fsencode(app) in command:
             found.append(int(process.name))
     return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_that_ends_the_demo_ends_its_servers(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    places = {"TMPDIR": str(tmp_path)}
+    words = [*ELSEWHERE, str(folder_of_files(tmp_path)), SLOW]
+    with subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=os.environ | places, text=True
+    ) as demo:
+        wait_until("servers", lambda: len(servers_of(SLOW)) > 3)  # the demo itself is one
+        demo.send_signal(number)
+        _, said = demo.communicate(timeout=DEADLINE_S)
+    assert (demo.returncode, said.splitlines()[-1]) == (130, "Interrupted.")
+    wait_until("their end", lambda: not servers_of(SLOW))
+    assert [each.name for each in tmp_path.iterdir()] == ["files"]
 
 
 def test_a_folder_without_files_that_can_be_named_is_refused(tmp_path: Path) -> None:

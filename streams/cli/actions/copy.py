@@ -5,8 +5,7 @@ unfinished copy is marked as such, and refused by every process that serves.
 """
 
 import os
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from streams import messages
 from streams.cli.actions.journal import counted, shown_progress
 from streams.cli.actions.output import as_json_text, say
 from streams.cli.base import DETACHED, DONE, complain
+from streams.cli.interrupts import unless_interrupted
 from streams.errors import JournalError, JournalUnusable, Refusal, UnsafeFile, first_of
 from streams.files import whole, write_whole
 from streams.journal.addresses import is_url, without_secrets
@@ -49,7 +49,7 @@ def run(source: str, target: str, *, with_keys: bool, lease_s: float, as_json: b
     try:
         with shown_progress() as on_progress:
             copying = partial(_copy, source, target, with_keys, lease_s, on_progress)
-            copied = trio.run(_unless_interrupted, copying)
+            copied = trio.run(unless_interrupted, copying)
     except* (JournalError, UnsafeFile, OSError, ValueError) as errors:
         failure = first_of(errors)
     if failure is not None:
@@ -59,33 +59,6 @@ def run(source: str, target: str, *, with_keys: bool, lease_s: float, as_json: b
         return complain(f"Interrupted. {became}", DETACHED)
     _tell(copied, *shown, with_keys=with_keys, as_json=as_json)
     return DONE
-
-
-async def _unless_interrupted(copy: Callable[[], Awaitable[Copied]]) -> Copied | None:
-    """The result of `copy`, which is cancelled by a signal: then None.
-
-    A KeyboardInterrupt would leave files that a thread opens at that moment.
-    """
-    copied = None
-
-    async def cancel_at_signal(signals: AsyncIterator[int]) -> None:
-        async for _ in signals:
-            nursery.cancel_scope.cancel()
-
-    with trio.open_signal_receiver(*_signals()) as signals:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cancel_at_signal, signals)
-            copied = await copy()
-            nursery.cancel_scope.cancel()
-    return copied
-
-
-def _signals() -> Sequence[signal.Signals]:
-    """Those that interrupt a copy. A shell lets a job in the background ignore SIGINT, and nohup
-    lets a command ignore SIGHUP.
-    """
-    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    return [each for each in ending if signal.getsignal(each) is not signal.SIG_IGN]
 
 
 def _tell(copied: Copied, source: str, target: str, *, with_keys: bool, as_json: bool) -> None:

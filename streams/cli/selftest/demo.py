@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from streams import logs, messages
-from streams.cli.base import DONE, FAILED, complain
+from streams.cli.base import DETACHED, DONE, FAILED, complain
+from streams.cli.interrupts import unless_interrupted
 from streams.cli.selftest.demo_server import chained, digest_of, files_of
 from streams.cli.selftest.rigs import APP, ListeningRig, NoServer, Rig, StdioRig, Stored
 from streams.client.call import RunningCall
@@ -99,12 +100,12 @@ def run(folder: Path | None, *, as_json: bool, store: str | None = None, app: st
         return complain(f"{folder} cannot be read: {error}.")
     folder = folder.resolve()
     work = _Work(folder, 2 * len(files), whole)
-    figures: list[Figures] = []
+    figures: list[Figures] | None = []
     refused: BaseException | None = None
     failed = ""
     try:
         main = partial(_run_all, None) if store is None else partial(_run_in_store, store)
-        figures = trio.run(main, app, work, as_json)
+        figures = trio.run(unless_interrupted, partial(main, app, work, as_json))
     except* JournalError as errors:
         refused = first_of(errors)
     except* (ClientError, NoServer) as errors:
@@ -115,6 +116,8 @@ def run(folder: Path | None, *, as_json: bool, store: str | None = None, app: st
         return complain(refused)
     if failed:
         return complain(failed, FAILED)
+    if figures is None:
+        return complain("Interrupted.", DETACHED)
     if as_json:
         print(msgspec.json.encode(figures).decode())
     else:

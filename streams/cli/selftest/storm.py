@@ -10,6 +10,7 @@ from typing import Final
 
 import trio
 
+from streams.cli.interrupts import ending_signals
 from streams.cli.selftest.callers import Caller
 from streams.cli.selftest.ledger import Ledger
 from streams.cli.selftest.rigs import STOP_S, NoServer, Rig
@@ -209,7 +210,7 @@ class Storm:
 
     async def handle_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The first signal ends the failures, the second the wait for the calls."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*ending_signals()) as signals:
             task_status.started()
             async for _ in signals:
                 (self._whole if self._failures.cancel_called else self._failures).cancel()

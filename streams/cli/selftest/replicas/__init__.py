@@ -6,7 +6,6 @@ calls must bring messages again. Then every call is followed to its end.
 """
 
 import logging
-import signal
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -21,6 +20,7 @@ from rich.table import Column, Table
 
 from streams import logs
 from streams.cli.base import DONE, FAILED
+from streams.cli.interrupts import ending_signals
 from streams.cli.selftest.replicas.books import Books, Row
 from streams.cli.selftest.replicas.cluster import SCHEMES, Cluster, Plan, cluster
 from streams.cli.selftest.replicas.faults import FAULTS, Fault
@@ -198,7 +198,7 @@ class Course:
 
     async def _handle_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The first signal ends the faults, the second the wait for the calls."""
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*ending_signals()) as signals:
             task_status.started()
             async for _ in signals:
                 (self._whole if self._is_ended else self._faults).cancel()
