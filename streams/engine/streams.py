@@ -29,7 +29,7 @@ from streams.engine.rerun import Rerun
 from streams.engine.retry import at_start, patiently
 from streams.engine.sessions import HttpSession, Sessions
 from streams.engine.stream import Answer, Stream
-from streams.errors import refusal
+from streams.errors import JournalUnusable, Refusal, refusal
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record
 from streams.journal.sessions import Grant
@@ -124,7 +124,14 @@ class Streams:
         if self.replicas is not None:  # it takes over what is free, and loads what is asked for
             return []
         for record in await self._journal.claim():
-            self._take_over(record)
+            try:
+                self._take_over(record)
+            except Refusal as refused:
+                raise JournalUnusable(
+                    f"The journal is damaged: the request of its stream {record.number} cannot be "
+                    f"read ({str(refused).rstrip('.')}): restore it from a backup, or save what "
+                    "`mcp-streams export` can read of it and move the file away."
+                ) from refused
         self.sessions.take_over(*await self._journal.sessions(), self.index)
         unfinished = []
         for stream in self.index:

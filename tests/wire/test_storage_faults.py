@@ -3,14 +3,16 @@
 import contextlib
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from streams.journal.sqlite.verify import inspect
+from tests.rigs.command import run
 from tests.rigs.injecting import injected
-from tests.wire.process import Gate, ServerProcess
+from tests.wire.process import APP, Gate, ServerProcess
 from tests.wire.raw import Peer, PeerGone, method_is
 from tests.wire.verbs import POSITIONS, Reader, Started, opting_in, read_stream, refused, start
 
@@ -135,4 +137,20 @@ def test_a_page_that_cannot_be_read_ends_the_server_with_advice(
         in (fresh.log[-2])
     )
     assert not any("Traceback" in line for line in fresh.log)
+    assert inspect(fresh.journal).problems
+
+
+def test_a_request_that_cannot_be_read_ends_the_start_with_advice(
+    fresh: ServerProcess, gate: Gate
+) -> None:
+    """SQLite finds no fault with a changed letter in a row."""
+    peer, *_ = begun(fresh, "ws-streams", gate)
+    with peer:
+        fresh.stop()
+    with contextlib.closing(sqlite3.connect(fresh.journal, isolation_level=None)) as opened:
+        changed = "CAST(replace(CAST(origin AS TEXT), 'jsonrpc', 'jsonqpc') AS BLOB)"
+        opened.execute(f"UPDATE streams SET origin = {changed}")
+    done = run("serve", APP, "--http", "127.0.0.1:0", "--journal", str(fresh.journal))
+    assert done.returncode == 2
+    assert "the request of its stream 1 cannot be read" in done.shown[-1]
     assert inspect(fresh.journal).problems
