@@ -243,12 +243,7 @@ class Operations:
         preamble += missed
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         stream.let_answer(session, after)
-        if stream.record.restart is None:
-            stream.progress_token = token
-        elif not stream.is_rerunning:
-            # A restarted call is compared with its first run, which must have one token alone. So
-            # from now on its progress is not numbered.
-            stream.progress_token = None
+        stream.progress_token = token
         connection.attach(
             Delivery(
                 stream,

@@ -7,7 +7,9 @@ more. A line that differs ends the call, because a number that a client has seen
 meaning.
 
 The first run may have dropped progress and log messages, where the client read too slowly or did
-not want them. So such a message is dropped where it is not the next line in the journal.
+not want them. So such a message is dropped where it is not the next line in the journal. Clients
+that came for the call one after the other have different progress tokens, so these are not
+compared.
 """
 
 from collections import deque
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from streams import messages
@@ -33,6 +36,7 @@ from streams.messages import Kind, RequestId, Run
 # up to the maximum: a call that kills its server must not do so over and over without a pause.
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 60.0
+_TOKEN: Final = b'"progressToken"'
 
 
 class Rerun:
@@ -88,7 +92,8 @@ class Rerun:
         async with self._turn:
             if self.is_over:
                 return False
-            if await self._next() == line:
+            expected = await self._next()
+            if expected == line or (is_droppable and _is_same_progress(expected, line)):
                 self._take()
             elif is_droppable:
                 self._has_dropped = True
@@ -244,6 +249,20 @@ class Rerun:
         """
         record = self._record
         self._committer.when_settled(then, Answered(record.stream, record.fence, seq, line))
+
+
+def _is_same_progress(expected: bytes, line: bytes) -> bool:
+    """Whether two lines report the same, though under the tokens of two requests for the call."""
+    if _TOKEN not in expected or _TOKEN not in line:
+        return False
+    try:
+        first, again = (
+            messages.decode(messages.parse(each).params, dict[str, msgspec.Raw])
+            for each in (expected, line)
+        )
+    except ValueError:
+        return False  # a backend has sent it, and it is no progress
+    return first | {"progressToken": again["progressToken"]} == again
 
 
 def _request_id(line: bytes) -> RequestId | None:

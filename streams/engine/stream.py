@@ -474,7 +474,7 @@ class Stream:
         """
         is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
         token = self._progress_token
-        if token is None and self.is_findable:
+        if token is None and (self.is_findable or self.is_rerunning):
             token = UNHEARD
         return token if is_awaited else None
 

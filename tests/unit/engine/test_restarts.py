@@ -19,6 +19,7 @@ from tests.rigs.server import (
     PLAIN,
     POSITIONS,
     REQUESTS,
+    STREAMS,
     House,
     Json,
     Talker,
@@ -212,6 +213,52 @@ async def test_progress_and_logs_that_were_dropped_are_dropped_again(
     assert methods(came).count("notifications/progress") == 5
     assert methods(came).count("notifications/message") == 0
     assert counts(came) == [1]
+
+
+@pytest.mark.parametrize("token", ["second", None])
+async def test_a_call_that_was_made_again_with_another_progress_token_repeats_itself(
+    lives: Lives, token: str | None
+) -> None:
+    async def report(call: Call, last: int) -> None:
+        for n in range(1, last + 1):
+            await call.progress(n)
+            await call.log("info", n)
+        await call.flush()
+
+    async def first(call: Call) -> None:
+        await report(call, 1)
+        await made_again.wait()
+        await report(call, 2)
+        await forever(call)
+
+    async def second(call: Call) -> str:
+        await made_once_more.wait()
+        await report(call, 1)
+        await report(call, 2)
+        return "done"
+
+    def made(id: int, token: str | None) -> Json:
+        meta = {KEY: "k" * 40} | ({} if token is None else {"progressToken": token})
+        return {"id": id, "name": "step", "arguments": {}, "_meta": meta}
+
+    made_again, made_once_more = trio.Event(), trio.Event()
+    async with lives.house(first) as house:
+        talker = await house.dial(STREAMS)
+        await talker.ask(method="tools/call", **made(1, "first"))
+        await talker.find(lambda m: said([m]) == [1])
+        await talker.leave()
+        talker = await house.dial(STREAMS)
+        await talker.ask(method="tools/call", **made(2, token))
+        await wait_all_tasks_blocked()
+        made_again.set()
+        await talker.find(lambda m: said([m]) == [2])
+        lives.die(house)
+    async with lives.house(second) as house:
+        talker = await house.dial(STREAMS)
+        await talker.ask(method="tools/call", **made(3, token))
+        await wait_all_tasks_blocked()
+        made_once_more.set()
+        assert text_of(await talker.answer(3)) == "done"
 
 
 async def test_progress_that_was_held_back_comes_before_the_checkpoint() -> None:
