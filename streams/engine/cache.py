@@ -237,6 +237,10 @@ class Cache:
             return []
         return await self._journal.listed(principal, after=after, limit=LOOKED_AT_ONCE)
 
+    def _is_own(self, record: Record) -> bool:
+        """Whether this replica owns a stream, which is in its memory now or soon."""
+        return self._is_shared and record.owner == self._journal.replica
+
     def _may_be_evicted(self, stream_id: str) -> bool:
         """Whether a stream may be in the journal alone."""
         is_known = self._streams.get(stream_id) is not None or stream_id in self._forgotten
@@ -583,7 +587,8 @@ class Cache:
         while records := await self._journal.listed(
             principal, after=after, limit=LOOKED_AT_ONCE, only_read=True
         ):
-            found = {r.number: Evicted.of(r) for r in records if self._may_be_evicted(r.stream)}
+            evicted = [r for r in records if self._may_be_evicted(r.stream)]
+            found = {r.number: Evicted.of(r) for r in evicted if not self._is_own(r)}
             if found:
                 if not self._is_shared:  # there other replicas change them
                     if len(self._oldest) >= OLDEST_MAX:

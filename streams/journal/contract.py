@@ -106,7 +106,9 @@ class Lookups(Protocol):
     ) -> Sequence[Record]:
         """A principal's streams that are still wanted, in the order of their numbers.
 
-        Only those with numbers above `after`, and with `only_read` those that are `is_read`.
+        Only those with numbers above `after`, and with `only_read` those that are `is_read`. In a
+        shared journal these are the streams of all replicas: one that this replica has just claimed
+        may not be in its memory yet.
         """
 
     async def count(self, principal: str) -> int:

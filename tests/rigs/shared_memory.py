@@ -5,7 +5,7 @@ it. Nothing in it is random, so a test under trio's mock clock runs the same way
 """
 
 import copy
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import chain, islice
 from operator import attrgetter
@@ -119,9 +119,10 @@ class SharedStore:
         """The streams of an owner, or those without one, in the order of their numbers."""
         return sorted((r for r in self.records.values() if r.owner == owner), key=_number)
 
-    def others_than(self, replica: str) -> Iterator[Record]:
-        """The streams that a replica does not own, in the order of their numbers."""
-        return (r for r in sorted(self.records.values(), key=_number) if r.owner != replica)
+    def wanted(self, principal: str) -> list[Record]:
+        """The wanted streams of a principal, in the order of their numbers."""
+        records = sorted(self.records.values(), key=_number)
+        return [r for r in records if r.principal == principal and r.is_wanted]
 
     def give(self, record: Record, owner: str) -> Record:
         """Give a stream another owner, which has a new fence."""
@@ -405,12 +406,12 @@ class SharedMemoryJournal:
         self, principal: str, *, after: int, limit: int, only_read: bool = False
     ) -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
-        wanted = (r for r in self._wanted(principal) if r.number > after)
+        wanted = (r for r in self._store.wanted(principal) if r.number > after)
         return list(islice((r for r in wanted if r.is_read or not only_read), limit))
 
     async def count(self, principal: str) -> int:
         await trio.lowlevel.checkpoint()
-        return len(self._wanted(principal))
+        return sum(r.owner != self._replica for r in self._store.wanted(principal))
 
     async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         # The owner of a stream knows itself when that is due.
@@ -418,10 +419,6 @@ class SharedMemoryJournal:
         evicted = [r for r in self._store.owned_by("") if r.due_at is not None]
         due = (r for r in sorted(evicted, key=_due) if not (only_unwanted and r.is_wanted))
         return list(islice(due, limit))
-
-    def _wanted(self, principal: str) -> list[Record]:
-        others = self._store.others_than(self._replica)
-        return [r for r in others if r.principal == principal and r.is_wanted]
 
     # News
 

@@ -320,11 +320,7 @@ class RedisJournal:
                 (b"ZRANGE", index, low, b"+", b"BYLEX", b"LIMIT", 0, LOOKED_UP_AT_ONCE)
             )
             records = await self._records(list(map(codec.stream_in, members)))
-            found += (
-                each
-                for each in records
-                if each is not None and each.owner != self.replica and each.is_wanted
-            )
+            found += (each for each in records if each is not None and each.is_wanted)
             if len(members) < LOOKED_UP_AT_ONCE:
                 break
             low = b"(" + members[-1]

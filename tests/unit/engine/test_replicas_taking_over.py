@@ -102,6 +102,34 @@ async def test_a_call_that_nobody_asks_for_goes_on_elsewhere_too(
     assert outcomes == [Outcome.COMPLETED] * 7
 
 
+async def test_a_call_is_listed_while_it_is_taken_over(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """The store knows the heir before the heir knows the call."""
+    ours, theirs = await replicas.two()
+    stream = await (await theirs.dial(POSITIONS)).begin(1, "again")
+    talker = await ours.dial(POSITIONS)
+    inner, is_claimed, may_know = ours.reached.inner, trio.Event(), trio.Event()
+    claim = inner.claim
+
+    async def claim_and_wait(*given: Any) -> Any:
+        claimed = await claim(*given)
+        if claimed:
+            is_claimed.set()
+            await may_know.wait()
+        return claimed
+
+    inner.claim = claim_and_wait  # type: ignore[method-assign]
+    theirs.kill()
+    await is_claimed.wait()
+    listed = await talker.request(2, "stream/poll/all")
+    assert [each["streamId"] for each in listed["statuses"]] == [stream["streamId"]]
+    may_know.set()
+    await trio.sleep(TAKEN_S)
+    listed = await talker.request(3, "stream/poll/all")
+    assert [each["streamId"] for each in listed["statuses"]] == [stream["streamId"]]
+
+
 async def test_calls_that_an_heir_has_left_go_on_at_a_replica_that_starts_later(
     replicas: Replicas, autojump_clock: MockClock
 ) -> None:

@@ -129,9 +129,11 @@ async def test_what_is_wanted_of_a_principal_is_listed_in_pieces(
         other = replace(record("x"), principal="os(1)")
         await applied(journal, *evicted("d"), *evicted("a"), *ended("b"), *evicted("c"))
         await applied(journal, Create(other), last_append(1, 1, stream="x"), Evict("x", 1, 1.0))
-        assert await listed(journal) == "acd"
-        assert await listed(journal, after=record("a").number) == "cd"
-        assert ids(await journal.listed("os(0)", after=0, limit=2)) == "ac"
+        # One that is not evicted is in the memory of its owner, who may not know it yet.
+        b = "b" if journal.replica else ""
+        assert await listed(journal) == f"a{b}cd"
+        assert await listed(journal, after=record("a").number) == f"{b}cd"
+        assert ids(await journal.listed("os(0)", after=0, limit=2)) == f"a{b}c"[:2]
         assert await listed(journal, "os(1)") == "x"
         assert await listed(journal, "os(2)") == ""
         assert [await journal.count(f"os({n})") for n in range(3)] == [3, 1, 0]
