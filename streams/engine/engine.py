@@ -132,7 +132,7 @@ class Engine:
             journal, self._streams, keyring, enforce_min=enforce_min, require_token=require_token
         )
         self.rates = Rates(limits.requests_per_principal_max)
-        self.keyed = KeyedCalls(self._streams.cache, keyring, journal)
+        self.keyed = KeyedCalls(self._streams.cache, keyring, journal, self._start_soon)
         self._replicas: Replicas | None = None
         if journal.replica:
             self._replicas = Replicas(
@@ -256,6 +256,9 @@ class Engine:
                 "This server sends no webhooks: leave out _meta['mcp-streams/webhook']."
             )
         self._hooks.check(url, principal)
+
+    def _start_soon(self, run: Callable[..., Awaitable[object]], *given: Any) -> None:
+        self._nursery.start_soon(run, *given)
 
     def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1

@@ -5,8 +5,8 @@ make. A key that leads nowhere begins a call. Other requests with the same key w
 has begun.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
 import trio
@@ -14,7 +14,7 @@ import trio
 from streams.engine.cache import Cache
 from streams.engine.identity import scope_of
 from streams.engine.stream import Stream
-from streams.errors import StoreAway
+from streams.errors import StoreAway, Unavailable
 from streams.exchange import authenticated
 from streams.journal.contract import Journal
 from streams.keys import Keyring
@@ -31,10 +31,18 @@ class Called(msgspec.Struct, frozen=True):
 class KeyedCalls:
     """Finds the calls of one engine by their idempotency keys."""
 
-    def __init__(self, cache: Cache, keyring: Keyring, journal: Journal) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        keyring: Keyring,
+        journal: Journal,
+        start_soon: Callable[..., None],
+    ) -> None:
+        """`start_soon` starts a task that ends with the engine."""
         self._cache = cache
         self._keyring = keyring
         self._journal = journal
+        self._start_soon = start_soon
         self._turns: dict[bytes, trio.StrictFIFOLock] = {}  # of requests with the same key
         self._holders: dict[str, str] = {}  # the replica that has the turn in the journal, by mark
 
@@ -64,13 +72,17 @@ class KeyedCalls:
         else:
             await turn.acquire()
         try:
-            async with self._journal.turn(names[0]):
+            async with AsyncExitStack() as held:
+                await held.enter_async_context(self._journal.turn(names[0]))
                 self._holders[mark.name] = self._journal.replica
-                yield Called(await self._find(names), mark)
-                # Another replica that looks it up next must find the call that was begun.
-                begun = self._cache.begun(names[0]) if self._journal.replica else None
-                if begun is not None:
-                    await begun.recorded()
+                try:
+                    yield Called(await self._find(names), mark)
+                    # Another replica that looks it up next must find the call that was begun.
+                    if (begun := self._unrecorded(names[0])) is not None:
+                        await begun.recorded()
+                finally:
+                    if (begun := self._unrecorded(names[0])) is not None:  # its client has left
+                        self._start_soon(_keep, held.pop_all(), begun)
         finally:
             self._holders.pop(mark.name, None)
             turn.release()
@@ -82,8 +94,22 @@ class KeyedCalls:
         if self._holders.get(mark.name) != self._journal.replica:
             raise StoreAway("another replica may have begun this call meanwhile")
 
+    def _unrecorded(self, name: bytes) -> Stream | None:
+        """The call that was begun with a key, if other replicas cannot find it yet."""
+        begun = self._cache.begun(name) if self._journal.replica else None
+        if begun is None or begun.is_recorded or begun.is_lost or begun.state.is_tombstone:
+            return None
+        return begun
+
     async def _find(self, names: Sequence[bytes]) -> Stream | None:
         for name in names:
             if stream := await self._cache.named(name):
                 return stream
         return None
+
+
+async def _keep(turn: AsyncExitStack, begun: Stream) -> None:
+    """Keep the turn until the record of a call is durable."""
+    async with turn:
+        with suppress(Unavailable):  # the server has shut down
+            await begun.recorded()

@@ -288,5 +288,5 @@ class Journal(Lookups, Protocol):
         """Only one task of all replicas is in such a block with the same name at a time.
 
         A replica that is gone leaves it when its streams are claimed, and if none are, after about
-        two `lease_s`.
+        two `lease_s`. Another task may leave the block than has entered it.
         """

@@ -81,7 +81,8 @@ class RedisJournal:
             moved=self._moved,
         )
         self.listener = Listener(servers, self._reader, lambda: self.replica)
-        self._locks: dict[bytes, trio.StrictFIFOLock] = {}  # of turns
+        # Of turns. No locks, which only the task releases that has acquired them.
+        self._locks: dict[bytes, trio.Semaphore] = {}
         self._turns: dict[bytes, str] = {}  # that this replica has, with the holder
         self._posted = 0
         self._post_base = new_name(4)
@@ -482,7 +483,7 @@ class RedisJournal:
     async def turn(self, name: bytes) -> AsyncIterator[None]:
         """See `Journal.turn`. Raises `Unavailable` before the block, if at all."""
         self._check_open()
-        lock = self._locks.setdefault(name, trio.StrictFIFOLock())
+        lock = self._locks.setdefault(name, trio.Semaphore(1))
         try:
             async with lock:  # tasks of this replica wait here, without asking the store
                 holder = f"{self.replica}.{new_name()}"
@@ -494,7 +495,7 @@ class RedisJournal:
                     self._turns.pop(name, None)
                     await self._end_turn(name, holder)
         finally:
-            if not lock.locked():
+            if lock.value:
                 self._locks.pop(name, None)
 
     async def _have_turn(self, name: bytes, holder: str) -> None:

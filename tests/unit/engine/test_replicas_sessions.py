@@ -563,6 +563,23 @@ async def test_a_key_is_free_again_once_its_replica_has_lost_the_call_before_it_
     assert text_of(second.events[-1][1] or {}) == "run once"
 
 
+async def test_a_call_runs_once_whose_client_goes_elsewhere_before_it_is_stored(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    ours, theirs = await replicas.two()
+    first, second = await ours.dial(PLAIN), await theirs.dial(PLAIN)
+    delay(ours, "commit", 1.0)
+    await idempotency.call(first, 1)
+    await trio.sleep(0.1)
+    ours.running.engine.hang_up()
+    await trio.sleep(0.1)
+    theirs.steps.finish("run twice")
+    await idempotency.call(second, 1)
+    await trio.sleep(2)
+    ours.steps.finish("run once")
+    assert text_of(await second.answer(1)) == "run once"
+
+
 # Limits
 
 
