@@ -104,8 +104,18 @@ class KeyedCalls:
     async def _find(self, names: Sequence[bytes]) -> Stream | None:
         for name in names:
             if stream := await self._cache.named(name):
-                return stream
+                return await self._newest(name, stream)
         return None
+
+    async def _newest(self, name: bytes, stream: Stream) -> Stream:
+        """The call that has a key now. Another replica may have made it anew, which this one, with
+        the former call in memory, has not heard of.
+        """
+        if self._journal.replica:
+            newest = await self._journal.named(name, is_secret=True)
+            if newest not in (None, stream.id):
+                return await self._cache.find(str(newest)) or stream
+        return stream
 
 
 async def _keep(turn: AsyncExitStack, begun: Stream) -> None:

@@ -580,6 +580,25 @@ async def test_a_call_at_another_replica_is_followed_on_after_its_only_client_he
         assert text_of(await callers[2].answer(1)) == "once"
 
 
+async def test_a_call_that_was_made_anew_elsewhere_is_joined_where_the_former_one_is_in_memory(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, heir, ours = [await replicas.start(patience=ONCE) for _ in range(3)]
+        await (await theirs.dial(PLAIN, USER)).call(1, "step")
+        await trio.sleep(1)
+        theirs.kill()
+        await trio.sleep(3 * LEASE_S)
+        if not heir.streams:
+            heir, ours = ours, heir
+        heir.running.engine._streams.replace = lambda _: None  # type: ignore[method-assign]
+        ours.steps.finish("anew")
+        heir.steps.finish("twice")
+        for replica in (ours, heir):
+            result = await result_of(await replica.dial(PLAIN, USER), 1)
+            assert page_text(result) == "anew"
+
+
 @pytest.mark.parametrize("takes_s", [0.5, 5])
 async def test_a_failed_call_is_not_run_again_before_its_client_has_an_answer(
     autojump_clock: MockClock, takes_s: float
