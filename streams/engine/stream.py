@@ -357,7 +357,10 @@ class Stream:
             self.is_deferred = False
             # In a shared journal other replicas find it by its names from now on.
             names = self.names if self.record.owner and self.record.is_announced else ()
-            self._committer.add(Create(self.record, names))
+            # Where the turn was lost, they may find another call with the same key by now.
+            mark = self.mark if self.record.owner else None
+            turn = b"" if mark is None else bytes.fromhex(mark.name)
+            self._committer.add(Create(self.record, names, turn))
             self._committer.mark(self, 0)  # calls `committed` when the record is durable
             self._on_stored(self)
 

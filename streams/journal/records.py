@@ -121,11 +121,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cyc
 class Create(msgspec.Struct, frozen=True):
     """A new stream, with a number of its own. If it exists, nothing changes.
 
-    In a shared journal the replica that creates a stream owns it, and `names` find it at once.
+    In a shared journal the replica that creates a stream owns it, and `names` find it at once. With
+    a `turn`, the name of one, it is refused (`Fenced`) unless the replica still has that.
     """
 
     record: Record
     names: tuple[bytes, ...] = ()
+    turn: bytes = b""
 
     @property
     def stream(self) -> str:

@@ -198,6 +198,7 @@ class SharedMemoryJournal:
         self._wake = trio.Event()
         self._epoch = store.epoch
         self._claims: dict[float, list[Record]] = {}  # the newest, by trio's time
+        self._turns: dict[bytes, Turn] = {}
         self.put_back: Sequence[Record] = ()  # claims, at the last renewal
 
     @property
@@ -316,6 +317,8 @@ class SharedMemoryJournal:
                 return Fenced(f"the streams of {self._replica} were claimed: renew first")
             if change.record.owner not in ("", self._replica):
                 return Fenced(f"{change.record.owner} was claimed, and is {self._replica} now")
+            if isinstance(change, Create) and change.turn and not self._has_turn(change.turn):
+                return Fenced("the turn is over")
             record = msgspec.structs.replace(change.record, owner=self._replica)
             change = msgspec.structs.replace(change, record=record)
         elif before is not None and not isinstance(change, Create) and not self._may(before):
@@ -328,6 +331,10 @@ class SharedMemoryJournal:
                 self._store.epochs[change.stream] = self._store.epoch
             self._store.publish(change.stream)
         return error
+
+    def _has_turn(self, name: bytes) -> bool:
+        mine = self._turns.get(name)
+        return mine is not None and self._store.turns.get(name) is mine
 
     def _may(self, record: Record) -> bool:
         """Whether this replica may change a stream, with its fence.
@@ -495,14 +502,18 @@ class SharedMemoryJournal:
     async def turn(self, name: bytes) -> AsyncIterator[None]:
         await trio.lowlevel.checkpoint()
         store = self._store
+        while (own := self._turns.get(name)) is not None:
+            await own.is_over.wait()
         while (turn := store.turns.get(name)) is not None and not store.is_lapsed(turn):
             with trio.move_on_at(store.lapses_at(turn)):
                 await turn.is_over.wait()
-        mine = store.turns[name] = Turn(self._replica)
+        mine = store.turns[name] = self._turns[name] = Turn(self._replica)
         try:
             yield
         finally:
             mine.is_over.set()
+            if self._turns.get(name) is mine:
+                del self._turns[name]
             if store.turns.get(name) is mine:
                 del store.turns[name]
 

@@ -63,6 +63,7 @@ class Staged:
         self.runs: list[Run] = []
         self.lost: tuple[int, int] | None = None  # a new gap in the lines
         self.names: list[bytes] = []
+        self.turn = b""  # without which it is not created
         self.webhooks: list[Webhook] = []
         self.after = known  # as the store will have it
 
@@ -96,12 +97,14 @@ class Batch:
             return error
         if isinstance(change, Create | Evict):
             staged.names += change.names
+        if isinstance(change, Create) and before is None:
+            staged.turn = change.turn
         if now is staged.now:
             return None
         staged.now = now
         if now is None:
             staged.is_new = True
-            staged.runs, staged.names, staged.lost = [], [], None
+            staged.runs, staged.names, staged.lost, staged.turn = [], [], None, b""
             self._of_sessions.append(["Y", change.stream])
         elif isinstance(change, Append):
             staged.runs += change.run.split(STORED_BYTES_MAX)

@@ -69,6 +69,7 @@ class RedisJournal:
         self._prefix = f"{{{servers.address.prefix}}}:"
         self._reader = Link(servers)
         newest = NewestRuns(cache_bytes_max)
+        self._turns: dict[bytes, str] = {}  # that this replica has, with the holder
         self._lines = Lines(self._reader, self._prefix, newest)
         self._writer = Writer(
             servers,
@@ -77,13 +78,13 @@ class RedisJournal:
             session_idle_s=session_idle_s,
             lease_s=lease_s,
             newest=newest,
+            turns=self._turns,
             renamed=self._renamed,
             moved=self._moved,
         )
         self.listener = Listener(servers, self._reader, lambda: self.replica)
         # Of turns. No locks, which only the task releases that has acquired them.
         self._locks: dict[bytes, trio.Semaphore] = {}
-        self._turns: dict[bytes, str] = {}  # that this replica has, with the holder
         self._posted = 0
         self._post_base = new_name(4)
         self._is_closed = False

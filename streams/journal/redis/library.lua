@@ -343,10 +343,12 @@ local function publish(p, streams)
 end
 
 -- One commit of a replica: name, its number, the number of the last one that is known to be stored,
--- how many streams it changes, for each its id and its mark, and the operations.
+-- how many streams it changes, how many turns it needs, for each stream its id and its mark, for each
+-- turn its name and the holder, and the operations.
 --
 -- Answers {'done', bytes, anonymous bytes}, and if it has changed nothing: {'unknown'}, {'claimed'},
--- {'back', number stored}, {'late'}, or {'changed', stream…} for streams with other marks.
+-- {'back', number stored}, {'late'}, {'changed', stream…} for streams with other marks, or
+-- {'turned', name…} for turns that have ended.
 local function commit(keys, args)
   local p = prefix_of(keys)
   local replica, number = args[1], tonumber(args[2])
@@ -361,16 +363,22 @@ local function commit(keys, args)
   if number <= stored then
     return {'late'}
   end
-  local streams, changed = {}, {'changed'}
-  local first = 5 + 2 * tonumber(args[4])
-  for i = 5, first - 1, 2 do
+  local streams, changed, turned = {}, {'changed'}, {'turned'}
+  local of_turns = 6 + 2 * tonumber(args[4])
+  local first = of_turns + 2 * tonumber(args[5])
+  for i = 6, of_turns - 1, 2 do
     if mark_of(p, args[i]) ~= args[i + 1] then
       table.insert(changed, args[i])
     end
     table.insert(streams, args[i])
   end
-  if #changed > 1 then
-    return changed
+  for i = of_turns, first - 1, 2 do
+    if call('GET', p .. 't:' .. args[i]) ~= args[i + 1] then
+      table.insert(turned, args[i])
+    end
+  end
+  if #changed > 1 or #turned > 1 then
+    return #changed > 1 and changed or turned
   end
   call('HSET', p .. 'commits', replica, args[2])
   local i = first

@@ -25,6 +25,7 @@ from streams.journal.records import (
     Ack,
     Change,
     Close,
+    Create,
     Evict,
     Forget,
     Outcome,
@@ -71,12 +72,13 @@ class Writer:
         session_idle_s: float,
         lease_s: float,
         newest: NewestRuns,
+        turns: Mapping[bytes, str],
         renamed: Callable[[], None],
         moved: Callable[[], None],
     ) -> None:
-        """All lines that it commits go to `newest`, too. `renamed` is called when this replica
-        gets a new name, `moved` when another server (or the same one, after a restart) takes the
-        commits.
+        """All lines that it commits go to `newest`, too. `turns` are those that this replica has,
+        with their holders. `renamed` is called when this replica gets a new name, `moved` when
+        another server (or the same one, after a restart) takes the commits.
         """
         self._servers = servers
         self._durability: Durability = durability
@@ -84,6 +86,8 @@ class Writer:
         self._session_idle_s = session_idle_s
         self._lease_s = lease_s
         self._newest = newest
+        self._turns = turns
+        self._lost_turns: set[bytes] = set()  # that a commit has found to be over
         self._owned: dict[str, Known] = {}
         self._renamed = renamed
         self._moved = moved
@@ -421,19 +425,28 @@ class Writer:
     async def _commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         is_freeing = all(isinstance(change, _FREEING) for change in changes)
         streams = {change.stream: None for change in changes if change.stream is not None}
+        self._lost_turns.clear()
         for _ in range(ATTEMPTS_MAX):
             await self._replay()
-            batch = self._batch(await self._look_up(streams))
-            answers = [
-                _fenced(change) if self.is_claimed and change.stream else batch.apply(change)
-                for change in changes
-            ]
+            known = await self._look_up(streams)
+            batch = self._batch(known)
+            answers = [self._refused(change, known) or batch.apply(change) for change in changes]
             if batch.is_empty and not self._is_in_doubt:
                 return answers
-            if await self._write(batch, (), is_freeing=is_freeing):
+            if await self._write(batch, (), is_freeing=is_freeing, needs_turns=True):
                 self._recent.add(self._number, trio.current_time(), tuple(changes))
                 return answers
         raise StoreAway(f"{self._servers.address}: the same streams change all the time")
+
+    def _refused(self, change: Change, known: Mapping[str, Known]) -> Fenced | None:
+        """The error of a change that this replica may not make any more."""
+        name = f"stream {(change.stream or '')[:8]}…"
+        if self.is_claimed and change.stream:
+            return Fenced(f"{name}: the streams of this replica were claimed")
+        if not isinstance(change, Create) or known[change.stream].record is not None:
+            return None
+        is_over = change.turn not in self._turns or change.turn in self._lost_turns
+        return Fenced(f"{name}: its turn is over") if change.turn and is_over else None
 
     async def _replay(self) -> None:
         """Apply again what the store has lost of our commits."""
@@ -511,17 +524,26 @@ class Writer:
         for stream in self._owned:
             self._newest.drop(stream)
 
-    async def _write(self, batch: Batch, others: Sequence[Any], *, is_freeing: bool) -> bool:
+    async def _write(
+        self,
+        batch: Batch,
+        others: Sequence[Any],
+        *,
+        is_freeing: bool,
+        needs_turns: bool = False,
+    ) -> bool:
         """Write a batch. False if the store differs from what was known: apply it again."""
         parts = batch.parts(CALL_BYTES_MAX)
         name = "commit_freeing" if is_freeing else "commit"
         for part in parts:
             is_last = part is parts[-1]
             marks, operations = arguments(part, self.epoch, self._next_version)
+            named = [staged.turn for staged in part if staged.turn and needs_turns]
+            turns = [each for turn in named for each in (turn, self._turns.get(turn, ""))]
             if is_last:
                 operations += [*batch.of_sessions(), *others]
             try:
-                is_done = await self._call(name, marks, operations, is_last=is_last)
+                is_done = await self._call(name, marks, turns, operations, is_last=is_last)
             except BaseException:
                 self._is_in_doubt = True
                 self._doubtful.update(staged.stream for staged in part)
@@ -535,7 +557,13 @@ class Writer:
         return True
 
     async def _call(
-        self, name: str, marks: list[Any], operations: list[Any], *, is_last: bool
+        self,
+        name: str,
+        marks: list[Any],
+        turns: list[Any],
+        operations: list[Any],
+        *,
+        is_last: bool,
     ) -> bool:
         number = self._number = self._number + 1
         replica = self.replica
@@ -546,7 +574,9 @@ class Writer:
                 number,
                 self._confirmed,
                 len(marks) // 2,
+                len(turns) // 2,
                 *marks,
+                *turns,
                 *operations,
             )
         ]
@@ -563,6 +593,8 @@ class Writer:
                 return True
             case b"changed":
                 self._doubtful.update(each.decode() for each in details)
+            case b"turned":
+                self._lost_turns.update(details)
             case b"claimed":
                 self._disown()
                 await self._enter(self.link)
@@ -632,10 +664,6 @@ def looked_up(link: Link, stream: str, answer: Sequence[bytes | None] | None) ->
 
 def _key(link: Link, stream: str) -> str:
     return f"{{{link.servers.address.prefix}}}:r:{stream}"
-
-
-def _fenced(change: Change) -> Fenced:
-    return Fenced(f"stream {(change.stream or '')[:8]}…: the streams of this replica were claimed")
 
 
 def _unindexed(

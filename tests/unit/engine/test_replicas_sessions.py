@@ -580,6 +580,25 @@ async def test_a_call_runs_once_whose_client_goes_elsewhere_before_it_is_stored(
     assert text_of(await second.answer(1)) == "run once"
 
 
+async def test_a_call_whose_turn_was_lost_before_it_is_stored_does_not_run(
+    replicas: Replicas, autojump_clock: MockClock
+) -> None:
+    """The store was away for all replicas, for longer than a turn lasts."""
+    ours, theirs = await replicas.two()
+    first, second = await ours.dial(PLAIN), await theirs.dial(PLAIN)
+    delay(ours, "commit", 1.0)
+    ours.steps.finish("run twice")
+    theirs.steps.finish("run once")
+    await idempotency.call(first, 1)
+    await trio.sleep(0.1)
+    replicas.store.turns.clear()
+    assert text_of({"result": await idempotency.answered(second, 1)}) == "run once"
+    with pytest.raises(trio.EndOfChannel):
+        await first.answer(1)
+    again = await ours.dial(PLAIN)
+    assert text_of({"result": await idempotency.answered(again, 1)}) == "run once"
+
+
 # Limits
 
 

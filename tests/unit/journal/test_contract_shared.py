@@ -690,6 +690,26 @@ async def test_a_replica_that_is_gone_leaves_its_turn(open_replica: OpenReplica)
             pass
 
 
+async def test_a_stream_of_a_turn_is_created_only_by_the_replica_that_still_has_it(
+    open_replica: OpenReplica,
+) -> None:
+    async with open_replica() as late, open_replica() as one:
+        turn = late.turn(b"a")
+        await turn.__aenter__()
+        with trio.fail_after(PATIENCE_S):
+            async with one.turn(b"a"):
+                await applied(one, Create(record("s"), turn=b"a"))
+        created = Create(record("t"), turn=b"a")
+        assert [type(error) for error in await late.commit([created])] == [Fenced]
+        await turn.__aexit__(None, None, None)
+        assert [type(error) for error in await late.commit([created])] == [Fenced]
+        assert await one.find("t") is None
+        await applied(one, Create(record("s"), turn=b"a"))  # it exists
+        async with late.turn(b"a"):
+            await applied(late, Create(record("u")), created)
+        assert await one.find("t") is not None
+
+
 # Stores that went back
 
 
