@@ -41,6 +41,7 @@ from streams.engine.engine import StreamHandler
 from streams.engine.followed import FollowedStream
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations, check_free, latest_progress
+from streams.engine.retry import patiently
 from streams.engine.stream import Reader, Stream
 from streams.errors import INTERNAL_ERROR, JournalError, Refusal, Unavailable, refusal
 from streams.exchange import Scopes
@@ -559,7 +560,7 @@ class Patience:
         outcome, response = leader.stream.state.outcome, leader.response
         if response is None and leader.failure is None and outcome.is_end:
             # Its handler is at another replica, or still cleans up.
-            response = await self.operations.response_of(leader.stream)
+            response = await patiently(partial(self.operations.response_of, leader.stream))
         if response is not None:
             line, is_error = response
             return messages.readdressed(line, stream.request_id), is_error

@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server
 from streams.backends import PatienceSettings
-from streams.errors import JournalError, Refusal
+from streams.errors import JournalError, Refusal, StoreAway
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change
 from streams.keys import Keyring
@@ -29,7 +29,7 @@ from tests.rigs.server import (
     reason,
     text_of,
 )
-from tests.rigs.shared_memory import LEASE_S
+from tests.rigs.shared_memory import LEASE_S, SharedMemoryJournal
 from tests.rigs.web import browsing
 
 USER = "os(1000)"
@@ -567,6 +567,26 @@ async def test_all_that_make_a_call_at_another_replica_hear_of_its_end_when_its_
         theirs.kill()
         for caller in callers[1:]:
             assert reason((await caller.answer(1))["error"]) == "interrupted"
+
+
+async def test_all_that_make_a_call_at_another_replica_get_its_result_after_an_outage(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is away when they ask it for the result."""
+    read = SharedMemoryJournal.read
+
+    async def read_later(*given: Any, **how: Any) -> Any:
+        if trio.current_time() < back_at:
+            raise StoreAway("it is away")
+        return await read(*given, **how)
+
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, callers = await called_at_two(replicas)
+        back_at = trio.current_time() + LEASE_S
+        monkeypatch.setattr(SharedMemoryJournal, "read", read_later)
+        theirs.steps.finish("once")
+        for caller in callers[1:]:
+            assert text_of(await caller.answer(1)) == "once"
 
 
 async def test_a_call_at_another_replica_is_followed_on_after_its_only_client_here_has_left(
