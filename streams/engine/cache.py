@@ -427,7 +427,10 @@ class Cache:
         """The change that evicts a stream as it is now; None where it may not be evicted."""
         if not self._is_evictable(stream):
             return None
-        return self._eviction(stream, stream.names)
+        # In a shared journal its key leads to it since its record is stored, or by now to a newer
+        # call that another replica has begun with the key.
+        names = self._keyring.names(stream.id) if self._is_shared else stream.names
+        return self._eviction(stream, names)
 
     def _eviction(self, stream: Stream, names: tuple[bytes, ...]) -> Evict:
         due = stream.deadline

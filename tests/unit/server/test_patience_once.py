@@ -619,6 +619,28 @@ async def test_a_call_that_was_made_anew_elsewhere_is_joined_where_the_former_on
             assert page_text(result) == "anew"
 
 
+async def test_a_call_that_was_made_anew_has_its_key_though_the_former_one_is_evicted_later(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, heir = [await replicas.start(patience=ONCE) for _ in range(2)]
+        await (await theirs.dial(PLAIN, USER)).call(1, "step")
+        await trio.sleep(1)
+        theirs.kill()
+        await trio.sleep(3 * LEASE_S)
+        streams = heir.running.engine._streams
+        streams.replace = lambda _: None  # type: ignore[method-assign]
+        [former] = streams.index
+        eviction = streams.cache.eviction(former)
+        assert eviction is not None
+        for result in ("anew", "twice"):
+            replica = await replicas.start(patience=ONCE)
+            replica.steps.finish(result)
+            talker = await replica.dial(PLAIN, USER)
+            assert page_text(await result_of(talker, 1)) == "anew"
+            await heir.reached.commit([eviction])
+
+
 @pytest.mark.parametrize("takes_s", [0.5, 5])
 async def test_a_failed_call_is_not_run_again_before_its_client_has_an_answer(
     autojump_clock: MockClock, takes_s: float
