@@ -278,7 +278,8 @@ class Operations:
             await stream.flush()
         if state.is_paged:
             return [], stream.asked
-        last = state.last - 1 if state.is_ended else state.durable
+        # The owner of a followed call may have told of its response, but not that it is one.
+        last = state.last - 1 if state.is_ended else min(state.durable, stream.known_last)
         after = min(max(state.handed, state.delivered), last)
         runs: Sequence[Run] = ()
         if after < min(last, state.durable):

@@ -35,6 +35,7 @@ from tests.rigs.web import browsing
 USER = "os(1000)"
 ONCE = PatienceSettings(once=("st*",))
 ALL = PatienceSettings(patience_s=2, once=("step",), keep_cancelled="timeout")
+KEPT_ONCE = PatienceSettings(once=("step",), keep_cancelled="timeout")
 KEEP = PatienceSettings(keep_cancelled="timeout")
 TYPESCRIPT = "McpError: MCP error -32001: Request timed out"
 
@@ -587,6 +588,32 @@ async def test_all_that_make_a_call_at_another_replica_get_its_result_after_an_o
         theirs.steps.finish("once")
         for caller in callers[1:]:
             assert text_of(await caller.answer(1)) == "once"
+
+
+async def test_a_call_at_another_replica_whose_end_is_not_known_here_yet_gives_its_result(
+    autojump_clock: MockClock,
+) -> None:
+    """Its owner tells how many messages it has before the journal tells that it has ended."""
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, ours = [await replicas.start(patience=KEPT_ONCE) for _ in range(2)]
+        first, second = [await replica.dial(PLAIN, USER) for replica in (theirs, ours)]
+        await first.call(1, "step")
+        await trio.sleep(1)
+        await second.call(1, "step")
+        await trio.sleep(1)
+        await second.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        take = ours.reached.inner.take
+
+        async def take_and_let_end(stream: str) -> Any:
+            taken = await take(stream)
+            theirs.steps.finish("once")
+            await trio.sleep(0.1)
+            return taken
+
+        ours.reached.inner.take = take_and_let_end  # type: ignore[method-assign]
+        ours.reached.inner.hear = lambda _: None  # type: ignore[method-assign]
+        third = await ours.dial(PLAIN, USER)
+        assert page_text(await result_of(third, 1)) == "once"
 
 
 async def test_a_call_at_another_replica_is_followed_on_after_its_only_client_here_has_left(
