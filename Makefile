@@ -49,6 +49,7 @@ simulate: $(READY)
 	$(BIN)/python -m tests.simulation --replicas --seeds 1000 --jobs 2
 	$(BIN)/python -m tests.simulation --crowd --seeds 2000 --jobs 2
 	$(BIN)/python -m tests.simulation --crowd --replicas --seeds 500 --jobs 2
+	$(BIN)/python -m tests.simulation --hosts --seeds 500 --jobs 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -4,6 +4,7 @@
     python -m tests.simulation --seed 17 --trace
     python -m tests.simulation --replicas --seeds 500
     python -m tests.simulation --crowd --seeds 2000
+    python -m tests.simulation --hosts --seeds 2000
 
 Exit code 1 where anything happened that must not.
 """
@@ -18,7 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from tests.simulation.crowd import simulate_crowd
-from tests.simulation.planted import FORGETFUL_PLANTS, PLANTS, SHARED_PLANTS, planted
+from tests.simulation.hosts import simulate_hosts
+from tests.simulation.planted import FORGETFUL_PLANTS, HOST_PLANTS, PLANTS, SHARED_PLANTS, planted
 from tests.simulation.universe import Report, simulate
 
 AT_ONCE = 20  # seeds for one process, before another may have the next
@@ -60,10 +62,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--replicas", action="store_true", help="several, on a shared journal")
     parser.add_argument("--crowd", action="store_true", help="do the clients end a server?")
+    parser.add_argument("--hosts", action="store_true", help="does each call get one answer?")
     parser.add_argument("--trace", action="store_true", help="say all that happens")
     parser.add_argument(
         "--plant",
-        choices=sorted(PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS),
+        choices=sorted(PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS | HOST_PLANTS),
         help="with this mistake planted",
     )
     return parser.parse_args()
@@ -82,6 +85,9 @@ def _many(seeds: Iterator[int], options: argparse.Namespace) -> Iterator[Report]
 
 
 def _live(options: argparse.Namespace, seed: int) -> Report:
+    if options.hosts:
+        with planted(options.plant):
+            return simulate_hosts(seed, is_traced=options.trace)
     if options.crowd:
         return simulate_crowd(seed, is_shared=options.replicas)
     with planted(options.plant):
@@ -91,6 +97,7 @@ def _live(options: argparse.Namespace, seed: int) -> Report:
 def _tell(report: Report, options: argparse.Namespace) -> None:
     again = f"python -m tests.simulation --seed {report.seed} --trace"
     more = " --replicas" * options.replicas + " --crowd" * options.crowd
+    more += " --hosts" * options.hosts
     more += f" --plant {options.plant}" if options.plant else ""
     print(f"seed {report.seed}: {report.violations[0]}")
     print(f"    {again}{more}", flush=True)

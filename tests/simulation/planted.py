@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from streams.engine.connection import Delivery
 from streams.engine.followed import FollowedStream
+from streams.engine.idempotency import KeyedCalls
 from streams.engine.leases import Leases
 from streams.engine.lifecycle import Event, StreamState
 from streams.engine.operations import Operations
@@ -35,6 +36,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: Final[dict[str, Plant]] = {}
 SHARED_PLANTS: Final[dict[str, Plant]] = {}  # of replicas
 FORGETFUL_PLANTS: Final[dict[str, Plant]] = {}  # of replicas on a store that goes back
+HOST_PLANTS: Final[dict[str, Plant]] = {}  # of calls of hosts that give up
 
 
 def plant(function: Plant) -> Plant:
@@ -55,12 +57,18 @@ def forgetful_plant(function: Plant) -> Plant:
     return function
 
 
+def host_plant(function: Plant) -> Plant:
+    """Register a mistake that shows only to hosts that give up."""
+    HOST_PLANTS[function.__name__] = function
+    return function
+
+
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
     """Apply a mistake, where one is named, for the length of a block."""
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
-            (PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS)[name](patch)
+            (PLANTS | SHARED_PLANTS | FORGETFUL_PLANTS | HOST_PLANTS)[name](patch)
         yield
 
 
@@ -419,3 +427,45 @@ def a_number_is_reused_after_a_failover(patch: pytest.MonkeyPatch) -> None:
 def a_gap_is_not_told(patch: pytest.MonkeyPatch) -> None:
     """Messages behind a gap are sent as if nothing was missing."""
     patch.setattr("streams.engine.connection._tell_gap", lambda delivery, earliest: None)
+
+
+# Hosts that give up, which `simulate_hosts(seed)` finds
+
+
+@host_plant
+def a_key_is_free_before_its_call_is_stored(patch: pytest.MonkeyPatch) -> None:
+    """A replica that looks a key up does not wait for the call that another one has begun."""
+    patch.setattr(KeyedCalls, "_unrecorded", lambda calls, name: None)
+    patch.setattr(SharedMemoryJournal, "_has_turn", lambda journal, name: True)
+
+
+@host_plant
+def a_call_that_runs_once_joins_none(patch: pytest.MonkeyPatch) -> None:
+    """A call that has ended does not answer the same call, but runs again."""
+    patch.setattr("streams.server.patience.ONCE_S", 0.0)
+
+
+@host_plant
+def a_restarted_call_is_compared_with_its_progress_tokens(patch: pytest.MonkeyPatch) -> None:
+    """The next client of a call has another progress token, under which its tool does not repeat
+    itself.
+    """
+    patch.setattr("streams.engine.rerun._is_same_progress", lambda expected, line: False)
+
+
+@host_plant
+def an_interim_answer_is_given_twice(patch: pytest.MonkeyPatch) -> None:
+    """A client is answered once more after its interim answer."""
+    answer = Delivery.answer
+
+    def answer_twice(delivery: Delivery, line: bytes) -> None:
+        answer(delivery, line)
+        delivery.connection.reply(line)
+
+    patch.setattr(Delivery, "answer", answer_twice)
+
+
+@host_plant
+def an_interim_answer_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """A client that is to have an interim answer waits for ever."""
+    patch.setattr(Delivery, "answer", lambda delivery, line: delivery.drop())

@@ -8,6 +8,8 @@ from typing import Final
 
 import trio
 
+from streams import Server
+from streams.backends import PatienceSettings
 from streams.engine.engine import Engine
 from streams.errors import JournalUnusable, first_of
 from tests.simulation.lives import KEYRING, Life, check_marks, check_memory, excuse
@@ -64,18 +66,35 @@ class Replicas:
     """All replicas, and their troubles."""
 
     def __init__(
-        self, world: World, weather: Weather, network: Network, sharing: Sharing, pauses: Pauses
+        self,
+        world: World,
+        weather: Weather,
+        network: Network,
+        sharing: Sharing,
+        pauses: Pauses,
+        patience: PatienceSettings | None = None,
     ) -> None:
         self._world = world
         self._weather = weather
         self._network = network
         self._sharing = sharing
         self._pauses = pauses
+        self._patience = patience
         self._store = FarStore(world, weather, sharing.lease_s)
         self.ledger = self._store.ledger
-        self._witness = SharedWitness(world, self.ledger, KEYRING)
+        self._witness = self._make_witness()
         self._live: list[Replica] = []
         self._nursery: trio.Nursery
+
+    def _make_witness(self) -> SharedWitness:
+        return SharedWitness(self._world, self.ledger, KEYRING)
+
+    def _make_server(self, life: Life) -> Server:
+        return make_server(self._world, life)
+
+    def _check(self, engine: Engine) -> None:
+        """Check what must hold at each commit."""
+        check_marks(self._world, engine)
 
     # Lives
 
@@ -149,10 +168,10 @@ class Replicas:
             replica.doom.set()
 
     async def _work(self, replica: Replica) -> None:
-        server = make_server(self._world, replica.life)
+        server = self._make_server(replica.life)
         context = context_of(replica)
         async with trio.open_nursery() as nursery:
-            async with server.open(replica.journal, KEYRING) as running:
+            async with server.open(replica.journal, KEYRING, patience=self._patience) as running:
                 self._world.note(replica.name, f"is up as {replica.journal.replica}")
                 replica.engine = running.engine
 
@@ -162,7 +181,7 @@ class Replicas:
                     context.run(nursery.start_soon, running.serve, cable.far)
 
                 replica.accept = accept
-                replica.journal.check = partial(check_marks, self._world, running.engine)
+                replica.journal.check = partial(self._check, running.engine)
                 self._share_network()
                 await replica.life.is_over.wait()
                 replica.accept = None

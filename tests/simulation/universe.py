@@ -5,6 +5,7 @@ hold.
 import math
 import random
 import tempfile
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,7 +77,12 @@ def simulate(seed: int, *, is_shared: bool = False, is_traced: bool = False) -> 
     """Run one seed: the same history each time. With `is_shared` there are several replicas."""
     chance = random.Random(seed)
     plan = shared_plan_of(chance, seed) if is_shared else plan_of(chance, seed)
-    world = World(plan, chance, is_traced=is_traced)
+    return live_through(World(plan, chance, is_traced=is_traced), _live)
+
+
+def live_through(world: World, live: Callable[[World, Path, Pauses], Awaitable[None]]) -> Report:
+    """Run one world from its beginning to its end, in virtual time."""
+    seed = world.plan.seed
     folder = str(SHM) if SHM.is_dir() else None
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -92,7 +98,8 @@ def simulate(seed: int, *, is_shared: bool = False, is_traced: bool = False) -> 
         try:
             pauses = Pauses()
             instruments = [Watchdog(world, clock), pauses]
-            trio.run(_live, world, Path(directory), pauses, clock=clock, instruments=instruments)
+            given = live, world, Path(directory), pauses
+            trio.run(_lived, *given, clock=clock, instruments=instruments)
         except trio.TrioInternalError as error:
             world.violations.append(str(error.__cause__))
     return Report(
@@ -138,6 +145,20 @@ def _drop(*_: Any) -> Any:
     raise structlog.DropEvent
 
 
+async def _lived(
+    live: Callable[[World, Path, Pauses], Awaitable[None]],
+    world: World,
+    folder: Path,
+    pauses: Pauses,
+) -> None:
+    try:
+        await live(world, folder, pauses)
+    except Exception as error:  # any error is reported with its seed
+        world.violate(f"{type(first_of(error)).__name__}: {first_of(error)}")
+        world.error = first_of(error)
+    world.lasted_s = trio.current_time()
+
+
 async def _live(world: World, folder: Path, pauses: Pauses) -> None:
     weather = Weather(world)
     network = Network(world, weather)
@@ -146,41 +167,32 @@ async def _live(world: World, folder: Path, pauses: Pauses) -> None:
         servers = Servers(world, weather, network, Store(world, weather, folder))
     else:
         servers = Replicas(world, weather, network, world.plan.sharing, pauses)
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end_when_broken, world, nursery.cancel_scope)
-            await nursery.start(network.run)
-            nursery.start_soon(servers.run)
-            nursery.start_soon(servers.watch)
-            processes = [
-                Process(f"p{n}", world, weather, network, world.chance.choice(("os(0)", "")))
-                for n in range(world.plan.processes)
-            ]
-            for process in processes:
-                nursery.start_soon(process.run)
-            for job in world.jobs.values():
-                if job.part.fate is not None and job.part.fate.what in FAULTS:
-                    nursery.start_soon(servers.befall, job, job.part.fate)
-                if job.part.is_short and job.part.is_plain:
-                    nursery.start_soon(
-                        ShortCaller(job, world, weather, network, servers.ledger).run
-                    )
-                elif job.part.is_plain:
-                    nursery.start_soon(
-                        PlainCaller(job, world, weather, network, servers.ledger).run
-                    )
-                else:
-                    nursery.start_soon(Caller(job, world, weather, processes).run)
-            await _see_it_through(world)
-            await servers.check_at_the_end()
-            nursery.cancel_scope.cancel()
-    except Exception as error:  # any error is reported with its seed
-        world.violate(f"{type(first_of(error)).__name__}: {first_of(error)}")
-        world.error = first_of(error)
-    world.lasted_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end_when_broken, world, nursery.cancel_scope)
+        await nursery.start(network.run)
+        nursery.start_soon(servers.run)
+        nursery.start_soon(servers.watch)
+        processes = [
+            Process(f"p{n}", world, weather, network, world.chance.choice(("os(0)", "")))
+            for n in range(world.plan.processes)
+        ]
+        for process in processes:
+            nursery.start_soon(process.run)
+        for job in world.jobs.values():
+            if job.part.fate is not None and job.part.fate.what in FAULTS:
+                nursery.start_soon(servers.befall, job, job.part.fate)
+            if job.part.is_short and job.part.is_plain:
+                nursery.start_soon(ShortCaller(job, world, weather, network, servers.ledger).run)
+            elif job.part.is_plain:
+                nursery.start_soon(PlainCaller(job, world, weather, network, servers.ledger).run)
+            else:
+                nursery.start_soon(Caller(job, world, weather, processes).run)
+        await _see_it_through(world)
+        await servers.check_at_the_end()
+        nursery.cancel_scope.cancel()
 
 
-async def _end_when_broken(world: World, scope: trio.CancelScope) -> None:
+async def end_when_broken(world: World, scope: trio.CancelScope) -> None:
     await world.is_broken.wait()
     scope.cancel()
 
