@@ -9,7 +9,7 @@ import random
 import traceback
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -116,13 +116,19 @@ async def _several(chance: random.Random, heard: "Heard") -> None:
         return make_server(same)
 
     async with open_replicas(make) as replicas, trio.open_nursery() as nursery:
-        live = list(await replicas.two())
-        nursery.start_soon(_trouble, chance, replicas, live)
+        start = partial(replicas.start, patience=_patience(chance))
+        live = [await start() for _ in range(2)]
+        nursery.start_soon(_trouble, chance, replicas, start, live)
         await _let_loose(chance, heard, live, replicas.keyring, chance.choice((20, 60)))
         nursery.cancel_scope.cancel()
 
 
-async def _trouble(chance: random.Random, replicas: Replicas, live: list[Replica]) -> None:
+async def _trouble(
+    chance: random.Random,
+    replicas: Replicas,
+    start: Callable[[], Awaitable[Replica]],
+    live: list[Replica],
+) -> None:
     while True:
         await trio.sleep(8 * chance.random())
         what = chance.choice(("stop", "kill", "start", "cut"))
@@ -132,11 +138,11 @@ async def _trouble(chance: random.Random, replicas: Replicas, live: list[Replica
             await trio.sleep(chance.choice((0.1, 1, 3, 5)))
             replicas.start_store(*some)
         elif what == "start" and len(live) < 3:
-            live.append(await replicas.start())
+            live.append(await start())
         elif what in ("stop", "kill"):
             replica = live.pop(chance.randrange(len(live)))
             if not live:
-                live.append(await replicas.start())
+                live.append(await start())
             if what == "kill":
                 replica.kill()
             else:
