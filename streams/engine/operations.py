@@ -240,7 +240,7 @@ class Operations:
             stream.stay()
             raise
         preamble = [] if state.is_ended else latest_progress(stream, token)
-        preamble += missed
+        preamble += _told(missed)
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         stream.let_answer(session, after)
         stream.progress_token = token
@@ -258,6 +258,7 @@ class Operations:
                 wait_s=wait_s,
             )
         )
+        stream.hand(missed, after)  # with the preamble: the tool may wait for room
 
     def _check_here(self, stream: Stream) -> None:
         """Raise `StoreAway` where the call has got another owner: this object hears of it no more.
@@ -267,30 +268,24 @@ class Operations:
         if not (self.is_here(stream) or stream.is_evicted):
             raise StoreAway("the call goes from one replica to another")
 
-    async def _missed(self, stream: Stream) -> tuple[list[bytes], int]:
-        """The notifications that no client was sent, but progress; and the seq up to which.
+    async def _missed(self, stream: Stream) -> tuple[Sequence[Run], int]:
+        """The lines that no client was sent, but the response; and the seq up to which.
 
-        Questions are none of these: the open ones are sent again in any case. Where there is more
-        than one read gives, the rest is delivered as it is.
+        Where there are more than one read gives, the rest is delivered as it is.
         """
         state = stream.state
         with trio.move_on_after(RECORDED_S):  # a full journal takes longer
             await stream.flush()
         if state.is_paged:
-            return [], stream.asked
+            return (), stream.asked
         # The owner of a followed call may have told of its response, but not that it is one.
         last = state.last - 1 if state.is_ended else min(state.durable, stream.known_last)
         after = min(max(state.handed, state.delivered), last)
         runs: Sequence[Run] = ()
         if after < min(last, state.durable):
             runs = await self._read_missed(stream, after)
-        missed = []
-        for run in runs:
-            for line in run.until(last).lines if run.seq <= last else ():
-                message = messages.parse(line)
-                if message.kind is Kind.NOTIFICATION and message.method != _PROGRESS:
-                    missed.append(line)
-        return missed, min(runs[-1].last, last) if runs else after
+        missed = [run.until(last) for run in runs if run.seq <= last]
+        return missed, missed[-1].last if missed else after
 
     async def response_of(self, stream: Stream) -> tuple[bytes, bool] | None:
         """The response of a call that has ended, and whether it is an error; None if it is gone."""
@@ -762,6 +757,20 @@ def _check_same_call(stream: Stream, params: msgspec.Raw) -> None:
         raise Refusal(
             INVALID_PARAMS, "This idempotencyKey was used for another call: use a new one."
         )
+
+
+def _told(missed: Sequence[Run]) -> list[bytes]:
+    """The notifications among lines that a client has missed, but progress.
+
+    Open questions are sent again in any case.
+    """
+    told = []
+    for run in missed:
+        for line in run.lines:
+            message = messages.parse(line)
+            if message.kind is Kind.NOTIFICATION and message.method != _PROGRESS:
+                told.append(line)
+    return told
 
 
 def _check_kept(state: StreamState, after: int) -> None:

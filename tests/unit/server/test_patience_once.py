@@ -540,6 +540,33 @@ async def test_a_call_that_failed_and_still_cleans_up_can_be_resumed(
         assert await third.request(4, "ping") == {}
 
 
+async def test_a_tool_without_room_goes_on_when_its_call_is_made_again(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested", limits=Limits(unsent_entries_max=3))
+    has_left = trio.Event()
+
+    @server.tool
+    async def step(call: Call) -> str:
+        await has_left.wait()
+        for number in range(5):
+            await call.log("info", number)
+        return "done"
+
+    async with open_house(server, patience=ONCE) as house:
+        first = await house.dial(PLAIN, USER)
+        await first.call(1, "step")
+        await wait_all_tasks_blocked()
+        await first.leave()
+        has_left.set()
+        await trio.sleep(1)
+        second = await house.dial(PLAIN, USER)
+        await second.call(2, "step")
+        logged = [(await second.read())["params"]["data"] for _ in range(5)]
+        assert logged == [0, 1, 2, 3, 4]
+        assert page_text((await second.answer(2))["result"]) == "done"
+
+
 async def called_at_two(replicas: Replicas) -> tuple[Replica, list[Talker]]:
     """A replica with a call, and the clients that made it: one there, then two at another one."""
     theirs, ours = [await replicas.start(patience=ONCE) for _ in range(2)]
