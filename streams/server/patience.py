@@ -561,6 +561,8 @@ class Patience:
         if response is None and leader.failure is None and outcome.is_end:
             # Its handler is at another replica, or still cleans up.
             response = await patiently(partial(self.operations.response_of, leader.stream))
+            if response is None and not leader.stream.state.is_tombstone:
+                raise _forgotten()
         if response is not None:
             line, is_error = response
             return messages.readdressed(line, stream.request_id), is_error
@@ -601,7 +603,7 @@ class Patience:
         """
         found = await self.operations.load_call(leader.stream.id)
         if found is None:
-            leader.failure = refusal("stream_not_found")
+            leader.failure = _forgotten()
             leader.ended.set()
             return
         newer = self._asked.get(found) or self._asked_ahead(found)
@@ -830,6 +832,13 @@ class PatientGuest:
             "inputSchema": {"type": "object", "properties": {}},
             "annotations": {"readOnlyHint": True, "openWorldHint": False},
         }
+
+
+def _forgotten() -> Refusal:
+    """The answer to a request that waits for a call which another client has made anew."""
+    return refusal("stream_not_found").saying(
+        "This call has ended with an error, and the error is not kept: make the call again."
+    )
 
 
 def _answers_again(stream: Stream) -> bool:

@@ -9,6 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server
 from streams.backends import PatienceSettings
+from streams.engine.operations import Operations
 from streams.errors import JournalError, Refusal, StoreAway
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Change
@@ -652,6 +653,26 @@ async def test_a_call_at_another_replica_is_followed_on_after_its_only_client_he
         await trio.sleep(3 * LEASE_S)
         theirs.steps.finish("once")
         assert text_of(await callers[2].answer(1)) == "once"
+
+
+async def test_a_failed_call_that_was_made_anew_elsewhere_is_to_be_made_again_here(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that waits for it asks the store for its error when that is gone."""
+    response_of = Operations.response_of
+
+    async def ask_late(*given: Any) -> Any:
+        await callers[0].call(2, "step")
+        await trio.sleep(LEASE_S)
+        return await response_of(*given)
+
+    async with open_replicas(lambda: Server("tested")) as replicas:
+        theirs, callers = await called_at_two(replicas)
+        monkeypatch.setattr(Operations, "response_of", ask_late)
+        theirs.steps.fail()
+        error = (await callers[2].answer(1))["error"]
+        assert reason(error) == "stream_not_found"
+        assert error["message"].endswith("make the call again.")
 
 
 async def test_a_call_that_was_made_anew_elsewhere_is_joined_where_the_former_one_is_in_memory(
