@@ -2,7 +2,7 @@
 
 Replicas share a store that loses nothing; they serve with patience. A call may run once, or have an
 idempotency key. A host that loses its connection goes to any replica, waits for the call by its
-name, or makes it again, until it has the result or an error that says why there is none.
+name, or makes it again, until it has the result, or an error with a reason.
 """
 
 import random
@@ -102,7 +102,7 @@ async def _live(world: World, _: Path, pauses: Pauses) -> None:
         nursery.cancel_scope.cancel()
 
 
-# What is wanted, and what becomes of it
+# Orders, and the tools that carry them out
 
 
 class Order:
