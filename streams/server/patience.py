@@ -43,7 +43,7 @@ from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations, check_free, latest_progress
 from streams.engine.retry import patiently
 from streams.engine.stream import Reader, Stream
-from streams.errors import INTERNAL_ERROR, JournalError, Refusal, Unavailable, refusal
+from streams.errors import JournalError, Refusal, Unavailable, refusal
 from streams.exchange import Scopes
 from streams.journal.records import Outcome, Record
 from streams.logs import log
@@ -557,18 +557,16 @@ class Patience:
             is_last = leader.is_unwanted and not leader.followers
             if is_last and stream.state.outcome is Outcome.CANCELLED:
                 self.operations.stop(leader.stream)
-        outcome, response = leader.stream.state.outcome, leader.response
-        if response is None and leader.failure is None and outcome.is_end:
+        if leader.failure is not None:
+            raise leader.failure
+        state, response = leader.stream.state, leader.response
+        if response is None and state.outcome.is_end:
             # Its handler is at another replica, or still cleans up.
             response = await patiently(partial(self.operations.response_of, leader.stream))
-            if response is None and not leader.stream.state.is_tombstone:
-                raise _forgotten()
-        if response is not None:
-            line, is_error = response
-            return messages.readdressed(line, stream.request_id), is_error
-        if leader.failure is None and leader.stream.state.is_tombstone:
-            raise refusal(outcome.value)
-        raise leader.failure or Refusal(INTERNAL_ERROR, "The server failed: see its log.")
+        if response is None:
+            raise refusal(state.outcome.value) if state.is_tombstone else _forgotten()
+        line, is_error = response
+        return messages.readdressed(line, stream.request_id), is_error
 
     def _lead(self, leader: _Asked, stream: Stream) -> None:
         """This stream follows that call from now on."""
@@ -587,14 +585,17 @@ class Patience:
         """Wait for the end of the call that this stream follows; returns what is known of it."""
         while True:
             leader = self._leaders[stream]
+            is_answered = leader.response is not None or leader.failure is not None
             # It may also have been cancelled before its handler began.
-            if leader.ended.is_set() or leader.stream.state.outcome is not Outcome.LIVE:
+            if is_answered or leader.stream.state.outcome is not Outcome.LIVE:
                 return leader
-            with trio.move_on_after(FOLLOW_S):
-                await leader.ended.wait()
-            if not (leader.ended.is_set() or self.operations.is_here(leader.stream)):
+            if not self.operations.is_here(leader.stream):
                 with suppress(Unavailable):  # it is looked for again
                     await self._look_for(leader, stream)
+            if leader.ended.is_set():  # and the call goes on at another replica, or after a restart
+                await trio.sleep(FOLLOW_S)
+            with trio.move_on_after(FOLLOW_S):
+                await self._leaders[stream].ended.wait()
 
     async def _look_for(self, leader: _Asked, stream: Stream) -> None:
         """Follow a call on, of which this replica has another object now, or none.
