@@ -31,7 +31,6 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 # The public parts of a key; others, if a key set has them, are not used.
 _PUBLIC: Final = ("kty", "crv", "n", "e", "x", "y")
-_RSA_BITS_MIN: Final = 2048  # RFC 7518, 3.3
 
 # Times are checked in this module, by a clock that tests may move.
 _OPTIONS: Final[Any] = {
@@ -39,7 +38,7 @@ _OPTIONS: Final[Any] = {
     "verify_exp": False,
     "verify_nbf": False,
     "verify_iat": False,
-    "enforce_minimum_key_length": True,
+    "enforce_minimum_key_length": True,  # RSA: 2048 bits (RFC 7518, 3.3)
 }
 
 

@@ -21,7 +21,6 @@ HINT_S: Final = 2.0  # for the list of tools, after a call has failed
 DEPTH_MAX: Final = 4  # of a schema, as it is shown
 CHOICES_MAX: Final = 8  # of an enum, as it is shown
 
-_NUMBERS: Final = ("integer", "number")
 _EXAMPLES: Final = {
     "date-time": "2026-01-31T12:00:00Z",
     "date": "2026-01-31",
