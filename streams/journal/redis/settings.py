@@ -12,7 +12,7 @@ from streams.limits import Durability
 
 VERSION_MIN: Final = (7, 0)  # functions, sharded channels
 WAITAOF_MIN: Final = (7, 2)
-_ASKED: Final = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+_ASKED: Final = ("appendonly", "appendfsync", "maxmemory-policy")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -24,7 +24,6 @@ class Settings(msgspec.Struct, frozen=True):
     was_promoted: bool  # it may have been a replica, or have begun anew from a copy
     is_append_only: bool | None = None
     fsync: str | None = None
-    maxmemory: int | None = None
     policy: str | None = None
 
     @property
@@ -43,7 +42,6 @@ async def look(link: Link) -> Settings:
             break
         found |= {key.decode(): value.decode() for key, value in answer.items()}
     is_append_only = found.get("appendonly", info.get("aof_enabled"))
-    maxmemory = found.get("maxmemory", info.get("maxmemory"))
     is_valkey = info.get("server_name") == "valkey"
     version = info.get("valkey_version" if is_valkey else "redis_version", "")
     return Settings(
@@ -53,7 +51,6 @@ async def look(link: Link) -> Settings:
         was_promoted=set(info.get("master_replid2", "?")) != {"0"},
         is_append_only=None if is_append_only is None else is_append_only in ("yes", "1"),
         fsync=found.get("appendfsync"),
-        maxmemory=None if maxmemory is None else int(maxmemory),
         policy=found.get("maxmemory-policy", info.get("maxmemory_policy")),
     )
 
