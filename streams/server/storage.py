@@ -238,5 +238,5 @@ async def _keys_of_store(store: Any, place: Place) -> Keys:
                 "the journal has calls but no keys: their tickets are void",
                 mend="serve it with the --key-file of before",
             )
-        await store.save_keys(new_keys(), replaces=None)  # unless another replica was faster
+        await store.save_keys(new_keys())  # unless another replica was faster
     return Keys(await read(), "the store", read)

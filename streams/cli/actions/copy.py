@@ -164,7 +164,7 @@ async def _copy_to_store(
             async with _renewing(store, lease_s):
                 copied = await copy_journal(journal, store, on_progress, names_of)
             if keys is not None:
-                await store.save_keys(keys, replaces=None)
+                await store.save_keys(keys)
             await store.release()
             await store.finish_copy()
         except* JournalError as errors:

@@ -543,11 +543,10 @@ class RedisJournal:
         [found] = await self._calls((b"GET", self.keys_name))
         return None if found is None else bytes(found)
 
-    async def save_keys(self, content: bytes, *, replaces: bytes | None) -> bytes:
-        """Keep the content of a key file, if the store has `replaces`. Returns what it has then."""
+    async def save_keys(self, content: bytes) -> bytes:
+        """Keep the content of a key file, unless the store has one. Returns what it has then."""
         self._check_open()
-        kept = await self._writer.link.function("save_keys", content, replaces or b"")
-        return bytes(kept or b"")
+        return bytes(await self._writer.link.function("save_keys", content))
 
     def know_keys(self, content: bytes) -> None:
         """This replica has these keys. It puts them back if the store loses them, and warns if the
@@ -577,7 +576,7 @@ class RedisJournal:
         """Give the keys to a store that has lost them, before one that starts makes others."""
         if (ours := self._known_keys) is not None:
             with suppress(Full):
-                await self._writer.link.function("save_keys", ours, b"")
+                await self._writer.link.function("save_keys", ours)
         self._writer.has_gone_back = False
 
     async def streams(self, after: int, limit: int) -> Sequence[tuple[Record, Sequence[bytes]]]:

@@ -648,13 +648,10 @@ local function take_webhooks(keys, args)
   return answer
 end
 
--- Save the keys of tokens: the content, and what it replaces ('' if there is nothing yet). Answers
--- the content that is kept.
+-- Save the keys of tokens, unless there are some. Answers the content that is kept.
 local function save_keys(keys, args)
   local key = prefix_of(keys) .. 'keys'
-  if (call('GET', key) or '') == args[2] then
-    call('SET', key, args[1])
-  end
+  call('SET', key, args[1], 'NX')
   return call('GET', key)
 end
 

@@ -418,7 +418,7 @@ async def test_a_password_that_is_asked_for_later_is_waited_for(server: Server) 
 
 async def test_keys_that_were_deleted_are_put_back(server: Server) -> None:
     async with open_redis_journal(server.url) as journal:
-        journal.know_keys(await journal.save_keys(b"the keys", replaces=None))
+        journal.know_keys(await journal.save_keys(b"the keys"))
         await journal.renew()
         server.ask("DEL", P + "keys")
         await journal.renew()
@@ -428,7 +428,7 @@ async def test_keys_that_were_deleted_are_put_back(server: Server) -> None:
 
 async def test_other_keys_in_the_store_are_told_once_and_stay(server: Server) -> None:
     async with open_redis_journal(server.url) as journal:
-        journal.know_keys(await journal.save_keys(b"the keys", replaces=None))
+        journal.know_keys(await journal.save_keys(b"the keys"))
         server.ask("SET", P + "keys", "others")
         with structlog.testing.capture_logs() as logs:
             for _ in range(3):

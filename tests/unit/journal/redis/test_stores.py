@@ -323,7 +323,7 @@ async def test_a_replica_that_runs_waits_while_a_store_may_delete_keys(
 async def test_an_emptied_store_gets_the_keys_of_tokens_again(kind: str, tmp_path: Path) -> None:
     with running(kind, tmp_path) as server:
         async with open_redis_journal(server.url) as journal:
-            journal.know_keys(await journal.save_keys(b"the keys", replaces=None))
+            journal.know_keys(await journal.save_keys(b"the keys"))
             await journal.renew()
             server.ask("FLUSHALL")
             await journal.renew()
