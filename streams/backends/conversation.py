@@ -327,7 +327,7 @@ class Conversation:
             plain: list[bytes] = []  # log messages, which are sent together
             for item in await exchange.take():
                 if isinstance(item, BaseException):
-                    await exchange.stream.send_lines(plain, is_droppable=True)
+                    await exchange.stream.send_droppable(plain)
                     raise item
                 message, line = item
                 if message.method == LOG and message.id is msgspec.UNSET:
@@ -335,7 +335,7 @@ class Conversation:
                         plain.append(line + b"\n")
                     continue
                 if plain:
-                    await exchange.stream.send_lines(plain, is_droppable=True)
+                    await exchange.stream.send_droppable(plain)
                     plain = []
                 if message.method is msgspec.UNSET:
                     return answer_line(exchange, message, line)
@@ -345,7 +345,7 @@ class Conversation:
                     await self._nursery.start(
                         self._ask_client, exchange, question_in(message, line)
                     )
-            await exchange.stream.send_lines(plain, is_droppable=True)
+            await exchange.stream.send_droppable(plain)
             exchange.size = 0
             self._room.unpark_all()
 

@@ -393,8 +393,11 @@ class Stream:
         if rerun is None or not await self._compared(rerun.swallow(line, is_droppable)):
             await self._offer(lambda: self.state.add(line))
 
-    async def send_lines(self, lines: Sequence[bytes], *, is_droppable: bool = False) -> None:
-        """Send several notifications, as `send` does one, at less cost for each."""
+    async def send_droppable(self, lines: Sequence[bytes]) -> None:
+        """Send several notifications, as `send` does one, at less cost for each.
+
+        After a restart the tool need not send them again.
+        """
         limit = self._limits.message_bytes_max
         is_plain = self.rerun is None and self.ahead_of_messages is None
         sent, size = 0, self.state.batch_bytes
@@ -405,7 +408,7 @@ class Stream:
             if sent:
                 await self._accepted(size)
         for line in lines[sent:]:
-            await self.send(line, is_droppable=is_droppable)
+            await self.send(line, is_droppable=True)
 
     async def send_page(self, line: bytes) -> None:
         """Send a response that is not the last one. Raises as `send` does."""
