@@ -605,6 +605,7 @@ class Connection:
     __slots__ = (
         "__weakref__",
         "_asked_at",
+        "_changed",
         "_framing_given",
         "_has_written",
         "_is_attended",
@@ -612,7 +613,6 @@ class Connection:
         "_is_silent",
         "_is_watched",
         "_journal",
-        "_moved",
         "_notices",
         "_nursery",
         "_outbox",
@@ -669,7 +669,7 @@ class Connection:
         self._journal = journal
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
-        self._moved: trio.Event | None = None  # while a task waits for a write to be out
+        self._changed: trio.Event | None = None  # while a task waits for a write to be out
         self._write: _Write | None = None  # the one that is being gathered or written
         self._prompt_bytes = 0  # of the last writes that took no longer than `PROMPT_S`
         self._scope: trio.CancelScope | None = None
@@ -761,7 +761,7 @@ class Connection:
         self.session.detach(delivery)
         self.ready.pop(delivery, None)
         self.has_work.set()  # `respond` ends when nothing is owed any more
-        self._has_moved()
+        self._notify()
 
     def stir(self) -> None:
         """There may be something to send."""
@@ -800,18 +800,19 @@ class Connection:
     async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""
         while not self._has_room:
-            await self._move()
+            await self._change()
 
-    def _has_moved(self) -> None:
-        if self._moved is not None:
-            self._moved.set()
-            self._moved = None
+    def _notify(self) -> None:
+        """Wake all tasks that wait for a `_change`."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
-    async def _move(self) -> None:
+    async def _change(self) -> None:
         """Wait until a write is out, or a delivery is over."""
-        if self._moved is None:
-            self._moved = trio.Event()
-        await self._moved.wait()
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
 
     @property
     def _has_room(self) -> bool:
@@ -823,7 +824,7 @@ class Connection:
             if not self.channel.is_writable():
                 return
             with trio.move_on_after(LOOK_EVERY_S):
-                await self._move()
+                await self._change()
 
     async def caught_up(self) -> None:
         """Wait until all that is durable is written, or the peer can read no more."""
@@ -831,7 +832,7 @@ class Connection:
             if not self.channel.is_writable():
                 return
             with trio.move_on_after(LOOK_OFTEN_S):
-                await self._move()
+                await self._change()
 
     @property
     def _is_behind(self) -> bool:
@@ -1140,7 +1141,7 @@ class Connection:
         if self._separation is not None:
             self._separation.wrote(write.size)
         self._finish(write)
-        self._has_moved()
+        self._notify()
 
     def _finish(self, write: _Write) -> None:
         for delivery in write.finished:

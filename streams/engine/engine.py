@@ -157,7 +157,7 @@ class Engine:
         self.ended = trio.Event()  # set once `shut_down` is over
         self._is_moving = False  # clients are sent to other replicas
         self._running = 0  # handlers
-        self._stirred: trio.Event | None = None  # while a task waits in `_stirring`
+        self._changed: trio.Event | None = None  # while a task waits in `_change`
         self._nursery: trio.Nursery
         self._slots: Slots  # for handlers
 
@@ -349,7 +349,7 @@ class Engine:
                 stream.finish(line, is_error=is_error)
         self._streams.cache.used(stream)
         self._running -= 1
-        self._stir()
+        self._notify()
 
     # Connections
 
@@ -448,7 +448,7 @@ class Engine:
         connection.number = self._arrived
         if self.events.is_heard:
             self.events.opened(connection)
-        self._stir()
+        self._notify()
         if self._is_moving and not connection.is_response:
             connection.hang_up()
         return connection
@@ -458,21 +458,21 @@ class Engine:
         connection.close()
         if self.events.is_heard:
             self.events.closed(connection)
-        self._stir()
+        self._notify()
         if not is_over:
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
 
-    def _stir(self) -> None:
-        if self._stirred is not None:  # for each call three times, and nearly always in vain
-            self._stirred.set()
-            self._stirred = None
+    def _notify(self) -> None:
+        if self._changed is not None:  # for each call three times, and nearly always in vain
+            self._changed.set()
+            self._changed = None
 
-    async def _stirring(self) -> None:
+    async def _change(self) -> None:
         """Wait until a handler or a connection begins or ends."""
-        if self._stirred is None:
-            self._stirred = trio.Event()
-        await self._stirred.wait()
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
 
     async def _watch_young(self) -> None:
         """Watch each connection from the age of `YOUNG_S` on, for ever."""
@@ -502,10 +502,10 @@ class Engine:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""
         while True:
             if self._connections or self._running:
-                await self._stirring()
+                await self._change()
                 continue
             with trio.move_on_after(linger_s):
-                await self._stirring()
+                await self._change()
                 continue
             return
 
@@ -562,7 +562,7 @@ class Engine:
             with trio.move_on_after(SETTLE_S):
                 await self.departure.settled()
             while any(map(self._streams.ends_with_process, self._streams.index)):
-                await self._stirring()
+                await self._change()
         await self.shut_down()
 
     def _send_away_idle(self) -> None:
@@ -590,7 +590,7 @@ class Engine:
             await self._hand_over(self._replicas)
         with trio.move_on_after(CLOSE_S):
             while self._connections:
-                await self._stirring()
+                await self._change()
         self.ended.set()
 
     async def _end_connections(self) -> None:
