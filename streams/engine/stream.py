@@ -457,7 +457,7 @@ class Stream:
                 self._answers.pop(request_id, None)
                 question = self.state.questions.pop(request_id, None)
                 if question is not None and not self.is_suspended:
-                    self._is_over(question.seq)
+                    self._take_back_webhooks(question.seq)
 
     def _new_request_id(self) -> str:
         """An id for a request. Any replica that gets the answer finds the stream by it."""
@@ -683,7 +683,7 @@ class Stream:
         """`why` it is an error; "" for a result."""
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=bool(why), at=wall())
-        self._is_over()
+        self._take_back_webhooks()
         self._forget_reopened()
         self.notify()  # a sender that waits for room in vain
         if self._events.is_heard:
@@ -796,7 +796,7 @@ class Stream:
 
     def answered(self, answer: Answer, seq: int, message: Message) -> None:
         """The client has answered the request at `seq`."""
-        self._is_over(seq)
+        self._take_back_webhooks(seq)
         if self._events.is_heard:
             assert isinstance(message.id, int | str)
             self._events.answered(self, message.id)
@@ -817,7 +817,7 @@ class Stream:
         """
         was_live = self.state.outcome is LIVE
         change = self.state.close(event, self.record.fence, at=wall())
-        self._is_over()
+        self._take_back_webhooks()
         self._forget_reopened()
         self.notify()  # as in `_end`
         if was_live and self._events.is_heard:
@@ -1003,7 +1003,7 @@ class Stream:
         if self._absence is not None and self.state.questions and not self.is_lost:
             self._absence.left(self.record, self.state.questions.values())
 
-    def _is_over(self, seq: int | None = None) -> None:
+    def _take_back_webhooks(self, seq: int | None = None) -> None:
         """The question at `seq`, or each of them, wants no answer any more."""
         if self._absence is not None:
             self._absence.over(self.record, seq)
