@@ -849,7 +849,8 @@ class Stream:
         """Count everything up to `seq` as delivered, pages too.
 
         `by` is the number of the delivery that shows it, or 0 for the cursor of a new request.
-        The delivered mark never passes the attached delivery. Only this method and `hand` move it.
+        The delivered mark never passes the attached delivery. Only this method, `hand` and
+        `hand_elsewhere` move it.
         """
         if not (self.is_evicted or self.is_lost) and self.state.deliver(seq):
             self._delivered(by)
