@@ -733,15 +733,15 @@ class Connection:
 
     def attach(self, delivery: Delivery) -> None:
         """Deliver a stream from now on."""
-        stream, framing = delivery.stream, self._framing
+        stream, framing, is_return = delivery.stream, self._framing, delivery.is_return
         self.deliveries[delivery] = None
         self.session.attach(delivery)
-        if delivery.reply_id is not None or delivery.granted is not None:
+        if is_return:
             self._identify(delivery)  # now, because a grant takes a commit
         if not framing.announces:
             delivery.preamble, delivery.dialects = tuple, ()
         stream.attach(delivery)
-        if delivery.is_return:
+        if is_return:
             delivery.backlog = max(0, stream.state.durable - delivery.after)
         if self.events.is_heard:
             self.events.attached(delivery)

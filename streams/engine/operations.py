@@ -131,7 +131,7 @@ class Operations:
         elif reply_id == stream.request_id:
             # The resume has the original request's id, so one response answers both.
             takes_over = not stream.state.is_finished(after)
-        self._displace(stream, connection, Taker(connection.session.name, reply_id))
+        self._displace(stream, connection, Taker(session.name, reply_id))
         stream.acknowledge(after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
@@ -157,10 +157,10 @@ class Operations:
 
         Raises the same `Refusal` for every token that leads to no page of this call.
         """
-        stream, seq = self._check_page(connection.session, stream, token, params)
         session = connection.session
+        stream, seq = self._check_page(session, stream, token, params)
         check_free(session, reply_id, besides=stream)
-        self._displace(stream, connection, Taker(connection.session.name, reply_id))
+        self._displace(stream, connection, Taker(session.name, reply_id))
         stream.mark_delivered(seq)
         speaks = session.settings.dialects
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
@@ -183,7 +183,7 @@ class Operations:
         after = stream.state.delivered
         _check_undelivered(stream, after)
         self._check_early(stream)
-        self._displace(stream, connection, Taker(connection.session.name, reply_id))
+        self._displace(stream, connection, Taker(session.name, reply_id))
         speaks = session.settings.dialects
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
 
@@ -235,7 +235,7 @@ class Operations:
             check_free(session, reply_id, besides=stream)  # it may have been taken meanwhile
             _check_kept(state, after)
             self._check_here(stream)
-            self._displace(stream, connection, Taker(connection.session.name, reply_id))
+            self._displace(stream, connection, Taker(session.name, reply_id))
         except BaseException:
             stream.stay()
             raise
