@@ -204,12 +204,13 @@ class Sessions:
         # several sessions, and which of these had the response is not known.
         self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = WallAhead(trio.current_time)
-        # Of a shared journal: what the other replicas are told of a session, by its key.
+        # The next four are for a shared journal. The other replicas are told that the session with
+        # this key has changed or, if that is True, has ended.
         self.tell_others: Callable[[str, bool], Awaitable[None]] | None = None
+        # They are told that a standing stream of the session has opened, and when, in wall time.
+        self.on_listening: Callable[[str, float], None] = lambda key, at: None
         self.count_replicas: Callable[[], int] = lambda: 1
         self.has_waited: Callable[[], Awaitable[bool]]  # see `Others.has_waited`
-        # The same of a standing stream that has opened, with when it did, in wall time.
-        self.on_listening: Callable[[str, float], None] = lambda key, at: None
         self._ending: Counter[str] = Counter()  # sessions whose end is not durable yet
         self._saving: Counter[str] = Counter()  # how many changes of a session are not durable yet
         # The sessions that another replica may have changed, with the number of the change.

@@ -253,7 +253,7 @@ class Handlers:
     def _immediate_result(
         self, tool: Tool, arguments: Mapping[str, Any], stream: Stream, caller: CallerInfo
     ) -> dict[str, Any]:
-        """The same of a tool that is immediate."""
+        """As `_result`, for a tool that is immediate."""
         call, work = self._began(tool, arguments, stream, caller)
         try:
             with self._confined:
@@ -287,10 +287,9 @@ class Handlers:
     def failure(self, what: str, error: BaseException, name: str, **details: str) -> str:
         """Log an exception of the author's code; returns what its client is told.
 
-        The line of the log has these details, such as the stream of a call.
-
-        With `mask_errors` that is the text of each `ToolError`. For all others it is one neutral
-        sentence, with an id that the log has too.
+        With `mask_errors` the client is told the text of each `ToolError`. For all other exceptions
+        it is told one neutral sentence, with an id that the log has too. The line of the log has
+        `details`, such as the stream of a call.
         """
         told = told_of(error)
         named = [each for each in told if is_kind(each, ToolError)]
