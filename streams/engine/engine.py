@@ -31,7 +31,7 @@ from streams.engine.replicas import Replicas
 from streams.engine.sessions import HttpSession
 from streams.engine.slots import CAN_RUN_HERE, Slots
 from streams.engine.stream import Stream
-from streams.engine.streams import DEFERRAL_S, Streams
+from streams.engine.streams import Streams
 from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
 from streams.exchange import Channel, ResponseChannel
 from streams.faults import is_failure, let_pass, let_signal_pass, log_failure
@@ -740,14 +740,14 @@ class Engine:
 async def open_engine(
     journal: Journal,
     keyring: Keyring,
-    limits: Limits | None = None,
+    limits: Limits,
     *,
-    enforce_min: bool = False,
-    require_token: bool = False,
-    restart_handler: RestartHandler = lambda _: None,
-    deferral_s: float = DEFERRAL_S,
-    events: Events | None = None,
-    hooks: Hooks | None = None,
+    enforce_min: bool,
+    require_token: bool,
+    restart_handler: RestartHandler,
+    deferral_s: float,
+    events: Events,
+    hooks: Hooks | None,
 ) -> AsyncIterator[Engine]:
     """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
@@ -761,12 +761,12 @@ async def open_engine(
     engine = Engine(
         journal,
         keyring,
-        limits or Limits(),
+        limits,
         enforce_min=enforce_min,
         require_token=require_token,
         restart_handler=restart_handler,
         deferral_s=deferral_s,
-        events=Events() if events is None else events,
+        events=events,
         hooks=hooks,
     )
     _engines.add(engine)

@@ -130,7 +130,7 @@ async def open_backend(
             require_token=require_resume_token,
             restart_handler=backend.restart_handler,
             deferral_s=announce_after_s,
-            events=events,
+            events=events or Events(),
             hooks=hooks,
         ) as engine,
     ):
