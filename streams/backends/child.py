@@ -28,6 +28,7 @@ from streams.exchange import Scopes
 from streams.logs import STREAM_LETTERS, log
 from streams.messages import LEVELS, Message, RequestId
 from streams.protocol.listings import CHANGED, matches
+from streams.protocol.revisions import REVISIONS
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.caller import CallerInfo
 
@@ -54,7 +55,6 @@ ALL_CAPABILITIES: Final = {
     "roots": {"listChanged": True},
 }
 OURS: Final = {"name": "mcp-streams", "version": "1"}
-NEWEST: Final = "2025-11-25"
 # Notifications of a client for the child that has asked for them.
 _OF_THIS_CHILD: Final = (ROOTS_CHANGED, attribution.PROGRESS)
 # Of one session. More are passed on, and forgotten when the child is started again.
@@ -495,7 +495,7 @@ def _client_info(given: msgspec.Raw) -> Any:
 
 
 def _greeting_of_all() -> dict[str, Any]:
-    return {"protocolVersion": NEWEST, "capabilities": ALL_CAPABILITIES, "clientInfo": OURS}
+    return {"protocolVersion": REVISIONS[0], "capabilities": ALL_CAPABILITIES, "clientInfo": OURS}
 
 
 class _Meta(msgspec.Struct, rename="camel"):

@@ -44,6 +44,7 @@ from streams.logs import STREAM_LETTERS, log
 from streams.messages import Message, RequestId, sound
 from streams.protocol.extension import EXTENSION
 from streams.protocol.listings import CHANGED, HINTED, TOOLS, matches
+from streams.protocol.revisions import REVISIONS
 from streams.protocol.ticket import Ticket
 from streams.server import backend
 from streams.server.backend import CallTool, Received, SessionInfo, Standing
@@ -161,7 +162,7 @@ class RemoteBackend:
         if self._restarted is None or self._restarted.is_closed:
             info = SessionInfo(
                 principal="",
-                revision=wire.PROTOCOL_VERSION,
+                revision=REVISIONS[0],
                 client_info=msgspec.Raw(b'{"name":"mcp-streams","version":"1"}'),
                 capabilities=_ALL_CAPABILITIES,
             )
@@ -261,7 +262,7 @@ class _RemoteGuest:
         if isinstance(error, PermissionError):
             advice, reason = "give a valid token or header", "unauthorized"
         elif isinstance(error, ServerRefused):
-            spoken = ", ".join(sorted(wire.PROTOCOL_VERSIONS))
+            spoken = ", ".join(reversed(REVISIONS))
             advice = f"it must take `initialize` for {spoken}, over Streamable HTTP or a WebSocket"
         return Refusal(INTERNAL_ERROR, f"{self.settings.url}: {why}: {advice}.", {"reason": reason})
 

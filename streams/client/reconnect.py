@@ -44,6 +44,7 @@ from streams.exchange import ClientChannel, Dialer
 from streams.keys import new_request_id
 from streams.logs import log
 from streams.messages import Kind, Message, RequestId
+from streams.protocol.revisions import REVISIONS
 
 # The next attempt is made after a random part of this, doubled each time, up to the maximum. So the
 # clients of a server that was restarted do not all come at once.
@@ -352,7 +353,7 @@ class Reconnector:
         except ValueError as unfit:
             return ServerRefused(f"the server's answer to initialize does not fit: {unfit}")
         version = hello.protocol_version
-        if version not in wire.PROTOCOL_VERSIONS:
+        if version not in REVISIONS:
             return ServerRefused(f"the server speaks MCP {version}, which this client does not")
         connection.hello = self.hello = hello
         self.greeted = wire.result_of(reply)

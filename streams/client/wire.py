@@ -23,14 +23,11 @@ from streams.messages import Kind, Message, RequestId
 from streams.protocol import extension
 from streams.protocol.dialects import DIALECTS, STREAMS, pagings
 from streams.protocol.extension import ACK, EXTENSION, KEY
+from streams.protocol.revisions import REVISIONS
 from streams.protocol.ticket import Ticket
 from streams.protocol.vocabulary import Announcing, Dialect, Lead, Polling, Resuming, Standing
 
 __all__ = ["Standing"]
-
-PROTOCOL_VERSION: Final = "2025-11-25"
-# These revisions do not differ in what this client uses.
-PROTOCOL_VERSIONS: Final = frozenset({"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"})
 
 INITIALIZE: Final = "initialize"
 INITIALIZED: Final = "notifications/initialized"
@@ -192,7 +189,7 @@ def hello(
     capabilities |= {each.capability: {} for each in spoken if each.capability}
     capabilities |= {_CAPABILITIES[method]: {} for method in answered if method in _CAPABILITIES}
     return {
-        "protocolVersion": PROTOCOL_VERSION,
+        "protocolVersion": REVISIONS[0],
         "capabilities": capabilities,
         "clientInfo": {"name": name, "version": version},
     }

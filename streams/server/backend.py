@@ -7,7 +7,7 @@ guest sends for a request go into the stream of that request.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,10 +21,8 @@ from streams.limits import Overflow
 from streams.messages import Message, RequestId
 from streams.protocol.clients import ClientInfo
 from streams.protocol.extension import KEY, WEBHOOK
+from streams.protocol.revisions import REVISIONS
 from streams.server.caller import CallerInfo
-
-# Newest first. A client that initializes with an unknown revision is offered the newest one.
-REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 
 
 class SessionInfo(msgspec.Struct, frozen=True):

@@ -40,8 +40,9 @@ from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
 from streams.protocol.clients import described
 from streams.protocol.extension import Mark
+from streams.protocol.revisions import REVISIONS
 from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
-from streams.server.backend import REVISIONS, Backend, CallTool, Guest, Received, Run, SessionInfo
+from streams.server.backend import Backend, CallTool, Guest, Received, Run, SessionInfo
 from streams.server.caller import CallerInfo
 from streams.server.methods import log_dropped
 from streams.server.patience import Patience

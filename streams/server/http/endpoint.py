@@ -31,7 +31,7 @@ from streams.errors import (
 )
 from streams.exchange import Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message, RequestId
-from streams.server.backend import REVISIONS
+from streams.protocol.revisions import REVISIONS
 from streams.server.http.events import (
     EVENTS,
     JSON,
