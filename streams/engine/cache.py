@@ -10,6 +10,9 @@ has them in the order in which they are due. That order was written at eviction.
 only move on, a stream that is due there may really be due later: its client may have asked for it,
 or the server may have been restarted. So the cache looks at each, and either postpones it in the
 journal or lets it expire.
+
+This is one file because evicting, loading, expiring and making room must agree, at each moment, on
+whether a stream is in memory, in the journal alone, or about to be forgotten.
 """
 
 import math

@@ -3,6 +3,8 @@
 It owns every stream of one journal. A handler runs on while no connection is attached. The engine
 knows no transport (a connection is a channel of lines) and nothing of MCP beyond the intents of the
 dialects.
+
+This is one file because a drain and a shutdown wait for what begins here: handlers and connections.
 """
 
 import math

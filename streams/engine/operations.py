@@ -3,6 +3,9 @@
 A stream belongs to the principal that made it. Any other caller needs its resume token, or, where
 that principal is anonymous, its id. A caller without these learns nothing, not even that the stream
 exists.
+
+This is one file because the operations share their steps: find the stream, check what this client
+may have of it, displace the delivery that is attached, and deliver from a position.
 """
 
 import math

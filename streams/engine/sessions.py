@@ -8,6 +8,9 @@ the grant of that delivery:
     <key>_<seq>_<grant>    the response to a resume
 
 `.end` follows where the event said that nothing more will come of that response.
+
+This is one file because an event id means nothing outside of its session: the session has the right
+to resume the response.
 """
 
 import math

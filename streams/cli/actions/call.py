@@ -1,6 +1,8 @@
 """The actions of `call`, `resume`, `cancel`, `pages` and `poll`.
 
 Results go to standard output, everything else to standard error.
+
+This is one file because all of them connect in one way, and follow a call in one way.
 """
 
 import math

@@ -1,4 +1,8 @@
-"""The actions of `ls`, `show`, `tail`, `stats`, and of `cancel` for operators."""
+"""The actions of operators: `ls`, `show`, `tail`, `stats`, `drain` and their `cancel`.
+
+This is one file because the same view of a call is a row of `ls`, the card of `show` and a line of
+`tail`.
+"""
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
