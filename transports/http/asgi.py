@@ -21,7 +21,7 @@ from typing import Any, Final
 import trio
 
 from streams import messages
-from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.errors import refusal
 from streams.exchange import (
     Admit,
     AsgiReceive,
@@ -38,6 +38,7 @@ from streams.exchange import (
 from streams.logs import log
 from streams.turns import LARGE_BYTES
 from transports.http.debt import Debt
+from transports.http.failures import failed, incomplete, is_hang_up
 from transports.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, NEWLINE_BYTES, is_field
 from transports.net.origins import Origins, names_loopback
 
@@ -174,12 +175,11 @@ class AsgiRequests:
         except HttpError:
             raise
         except Exception as error:
-            if _is_hang_up(error):
+            if is_hang_up(error):
                 return
             log.exception("http.endpoint_failed", method=request.method, path=request.path)
             if not response.has_begun:
-                failed = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
-                raise HttpError(500, failed) from None
+                raise failed() from None
 
 
 async def refuse(
@@ -219,13 +219,7 @@ async def _body(head: Head, receive: AsgiReceive, limit: int) -> bytes:
         if len(body.rstrip(b"\r\n")) > limit:
             raise too_large
         return bytes(body)
-    raise HttpError(408, "The request did not come whole in time: send it again.")
-
-
-def _is_hang_up(error: Exception) -> bool:
-    if isinstance(error, ExceptionGroup):
-        return error.split(trio.BrokenResourceError)[1] is None
-    return isinstance(error, trio.BrokenResourceError)
+    raise incomplete()
 
 
 class _Response:

@@ -12,7 +12,6 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import (
     Caller,
     Departure,
@@ -29,6 +28,7 @@ from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns, units_of
 from transports.http.cors import PREFLIGHT, is_preflight
 from transports.http.debt import Debt
+from transports.http.failures import failed, incomplete, is_hang_up
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
 from transports.http.waits import Wait, Waits
 from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
@@ -139,7 +139,7 @@ class _Server:
                 # A request came in the same turn in which the wait for it was given up.
                 wait, phase = Wait(), Phase.NOTHING
             if wait.scope.cancelled_caught and requests.phase is not Phase.NOTHING:
-                raise _incomplete()
+                raise incomplete()
         except HttpError as refused:
             await connection.unwatch()
             refused.headers = (*refused.headers, *requests.cors)
@@ -207,7 +207,7 @@ class _Server:
             if not data:
                 if requests.phase is Phase.NOTHING:
                     return None
-                raise _incomplete()
+                raise incomplete()
             connection.debt.owe()
             if wait.is_over and phase is Phase.NOTHING:
                 connection.keep(data)
@@ -219,7 +219,7 @@ class _Server:
         if not is_admitted:
             caller = await self._admit(request)
         if wait.is_over:
-            raise _incomplete()
+            raise incomplete()
         self.waits.end(wait)
         return request if caller is None else msgspec.structs.replace(request, caller=caller)
 
@@ -254,11 +254,11 @@ class _Server:
             await endpoint(request, response)
             await response.complete()
         except Exception as error:
-            if not response.is_open() and _is_hang_up(error):
+            if not response.is_open() and is_hang_up(error):
                 return
             log.exception("http.endpoint_failed", method=request.method, path=request.path)
             if not response.has_begun:
-                raise _failed() from None
+                raise failed() from None
             if not response.has_ended:
                 await connection.close()  # an incomplete response must not look complete
 
@@ -266,20 +266,6 @@ class _Server:
 async def _answer_preflight(request: Request, responder: Responder) -> None:
     """Answer a preflight for any path: the request that follows is told what is wrong with it."""
     await responder.respond(204, PREFLIGHT)
-
-
-def _incomplete() -> HttpError:
-    return HttpError(408, "The request did not come whole in time: send it again.")
-
-
-def _failed() -> HttpError:
-    return HttpError(500, Refusal(INTERNAL_ERROR, "The server failed: see its log."))
-
-
-def _is_hang_up(error: Exception) -> bool:
-    if isinstance(error, ExceptionGroup):
-        return error.split(trio.BrokenResourceError)[1] is None
-    return isinstance(error, trio.BrokenResourceError)
 
 
 class _Connection:
