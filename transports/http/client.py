@@ -464,9 +464,8 @@ class HttpChannel:
     def _answer_with_lost(self, exchange: "_Exchange", why: str) -> None:
         log.info("a response was lost", why=why, method=exchange.method)
         if exchange.request_id is not None:
-            exchange.is_answered = True
-            refused = Refusal(INTERNAL_ERROR, f"The response was lost: {why}.", {"reason": "lost"})
-            self._answer_with(exchange, messages.error(exchange.request_id, refused).rstrip(b"\n"))
+            why = f"The response was lost: {why}."
+            self._answer_with(exchange, _error_line(exchange.request_id, why, "lost"))
 
     def _answer_with(self, exchange: "_Exchange", line: bytes) -> None:
         exchange.is_answered = True
@@ -544,6 +543,10 @@ class HttpChannel:
             head += b"\r\nLast-Event-ID: " + last_event_id
         return head + b"\r\n\r\n" + (body or b"")
 
+    def _ping_request(self) -> bytes:
+        """A request that any server answers at once."""
+        return self._request("POST", messages.request(new_request_id(), "ping", {}).rstrip(b"\n"))
+
     # -- the response
 
     async def _answered(
@@ -605,23 +608,20 @@ class HttpChannel:
             return False
         last: list[Block | TooLarge] = []
         is_told = self._outlasts or exchange.method == _CALL  # other requests may be repeated
-        if is_told and exchange.is_awaited and exchange.request_id is not None:
-            is_taken = exchange.trail.events or exchange.trail.responses
+        is_taken = exchange.trail.events or exchange.trail.responses
+        if is_told and not is_taken and exchange.is_awaited and exchange.request_id is not None:
             why = f"The server has refused the session: {head}."
-            refused = Refusal(INTERNAL_ERROR, why, {"reason": "untaken"})
-            if not is_taken:
-                last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
+            last = in_blocks([_error_line(exchange.request_id, why, "untaken")])
         knows = "accepts the bearer token" if head.status == 401 else "knows the session"
         self._end(f"the server no longer {knows}", last)
         return True
 
     async def _status_of_ping(self) -> int | None:
         """The status of the answer to a ping in this session; None without an answer."""
-        ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
         with trio.move_on_after(PROBE_ANSWER_S):
             try:
                 async with self._connection() as connection:
-                    await connection.write(self._request("POST", ping))
+                    await connection.write(self._ping_request())
                     return (await connection.read_head()).status
             except (OSError, trio.BrokenResourceError):
                 return None
@@ -729,8 +729,7 @@ class HttpChannel:
             return []
         exchange.scope.deadline = trio.current_time() + CANCELLED_S
         why = "The server sent an answer that is no JSON-RPC, and cannot be mended: see the log."
-        refused = Refusal(INTERNAL_ERROR, why, {"reason": "unreadable"})
-        return [messages.error(request_id, refused).rstrip(b"\n")]
+        return [_error_line(request_id, why, "unreadable")]
 
     def _look_for_answer(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
@@ -846,9 +845,8 @@ class HttpChannel:
 
             async def probe(number: int) -> None:
                 nonlocal answered
-                ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
                 with trio.move_on_after(PROBE_ANSWER_S):
-                    if await self._is_answered(self._request("POST", ping)):
+                    if await self._is_answered(self._ping_request()):
                         answered = answered or number
                         nursery.cancel_scope.cancel()
 
@@ -1152,6 +1150,12 @@ def _is_sound(block: Block | TooLarge) -> bool:
         return len(messages.look_at_lines(text)) == text.count(b"\n")
     except (ValueError, RecursionError):
         return False
+
+
+def _error_line(request_id: RequestId, why: str, reason: str) -> bytes:
+    """An error in place of the response to a request."""
+    refused = Refusal(INTERNAL_ERROR, why, {"reason": reason})
+    return messages.error(request_id, refused).rstrip(b"\n")
 
 
 def _batch_in(line: bytes) -> list[bytes]:
