@@ -31,7 +31,7 @@ class RemoteFollower:
         replica: str,
         attach: posts.Attach,
         asked_at: float | None,
-        tell: "Tell",
+        tell: Tell,
     ) -> None:
         self.number = 0
         self.asked_at = asked_at
@@ -106,6 +106,7 @@ def moved(stream: Stream, follower: RemoteFollower, post: posts.Moved | posts.Le
 
 
 def view_of(stream: Stream, request: int) -> posts.View:
+    """The stream as it is now, for the replica that has asked by this request."""
     state = stream.state
     idle_s = None if state.idle_since is None else trio.current_time() - state.idle_since
     questions = {

@@ -1,10 +1,9 @@
 """The restarts of one call: how often it is restarted, and the lines that its tool sends once more.
 
 A call is restarted when the server has died, or the child process that ran it. After a restart the
-tool does everything behind its last checkpoint a second time. The lines that it
-sent the first time are in the journal, so each of them is swallowed when the tool sends it once
-more. A line that differs ends the call, because a number that a client has seen cannot get another
-meaning.
+tool does everything behind its last checkpoint a second time. The lines that it sent the first time
+are in the journal, so each of them is swallowed when the tool sends it once more. A line that
+differs ends the call, because a number that a client has seen cannot get another meaning.
 
 The first run may have dropped progress and log messages, where the client read too slowly or did
 not want them. So such a message is dropped where it is not the next line in the journal. Clients
