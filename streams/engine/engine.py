@@ -105,7 +105,7 @@ async def _at_once(grace_s: float) -> None:
 
 
 class Engine:
-    """Streams, sessions and connections over one journal. Made by `open_engine`."""
+    """Streams, sessions and connections over one journal. `open_engine` runs it."""
 
     def __init__(
         self,
@@ -120,6 +120,13 @@ class Engine:
         events: Events,
         hooks: Hooks | None,
     ) -> None:
+        """`enforce_min` refuses a client that resumes before `min` instead of serving it.
+
+        `require_token` refuses a streamId without its resume token to any caller but the stream's
+        own principal. `restart_handler` finds the handlers of restarted calls. A call that ends
+        within `deferral_s` seconds is not stored. `events` may have listeners already, which then
+        hear of the calls that a restart has interrupted. `hooks` makes webhooks.
+        """
         self._journal = journal
         self.events = events
         self._restart_handler = restart_handler
@@ -739,44 +746,17 @@ class Engine:
 
 
 @asynccontextmanager
-async def open_engine(
-    journal: Journal,
-    keyring: Keyring,
-    limits: Limits,
-    *,
-    enforce_min: bool,
-    require_token: bool,
-    restart_handler: RestartHandler,
-    deferral_s: float,
-    events: Events,
-    hooks: Hooks | None,
-) -> AsyncIterator[Engine]:
-    """Open an engine on this journal for the length of a block; leaving the block shuts it down.
+async def open_engine(engine: Engine) -> AsyncIterator[None]:
+    """Open an engine for the length of a block; leaving the block shuts it down.
 
-    `enforce_min` refuses a client that resumes before `min` instead of serving it. `require_token`
-    refuses a streamId without its resume token to any caller but the stream's own principal.
-    `restart_handler` finds the handlers of restarted calls. A call that ends within `deferral_s`
-    seconds is not stored. `events` may have listeners already, which then hear of the calls that a
-    restart has interrupted. `hooks` makes webhooks. Raises `JournalUnusable` where the journal
-    cannot be used any more.
+    Raises `JournalUnusable` where the journal cannot be used any more.
     """
-    engine = Engine(
-        journal,
-        keyring,
-        limits,
-        enforce_min=enforce_min,
-        require_token=require_token,
-        restart_handler=restart_handler,
-        deferral_s=deferral_s,
-        events=events,
-        hooks=hooks,
-    )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:
         try:
             await engine.run(nursery)
             try:
-                yield engine
+                yield
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
                     await engine.shut_down()

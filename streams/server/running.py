@@ -120,9 +120,8 @@ async def open_backend(
     layer = None
     if patience is not None and patience.is_on:
         backend = layer = Patience(backend, patience)
-    async with (
-        backend.running(),
-        open_engine(
+    async with backend.running():
+        engine = Engine(
             journal,
             keyring,
             limits,
@@ -132,8 +131,8 @@ async def open_backend(
             deferral_s=announce_after_s,
             events=events or Events(),
             hooks=hooks,
-        ) as engine,
-    ):
-        if layer is not None:
-            layer.operations = engine.operations
-        yield RunningServer(backend, engine, limits)
+        )
+        async with open_engine(engine):
+            if layer is not None:
+                layer.operations = engine.operations
+            yield RunningServer(backend, engine, limits)
