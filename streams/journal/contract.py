@@ -175,8 +175,8 @@ class Journal(Lookups, Protocol):
 
         Returns one answer for each change: None, or the error (`Gone`, `Fenced`, `Ended`,
         `Conflict`) if the stream's record does not allow it; in a shared journal another replica
-        may own the stream by now. A refused change changes nothing; the
-        others are applied. The answer to a change of a session or a webhook is always None.
+        may own the stream by now. A refused change changes nothing; the others are applied. The
+        answer to a change of a session or a webhook is always None.
         """
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:

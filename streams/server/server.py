@@ -366,9 +366,9 @@ class Server:
 
         `patience` is for clients that do not wait for long (`streams.backends.PatienceSettings`).
         `events` (`streams.engine.events`) tell what happens to calls; listen to them before. Those
-        of an `Observer` are logged and counted.
-        `hooks` makes webhooks (`streams.webhooks`). Leaving the block shuts the server down within
-        4 s, and then leaves the lifespan. Raises `LifespanFailed` where that fails.
+        of an `Observer` are logged and counted. `hooks` makes webhooks (`streams.webhooks`).
+        Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
+        `LifespanFailed` where that fails.
         """
         if not trio.lowlevel.in_trio_task():
             raise RuntimeError(

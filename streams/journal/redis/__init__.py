@@ -75,9 +75,9 @@ async def open_redis_journal(
     until so many replicas of the store have it: on disk (WAITAOF) with the durability "power", else
     in memory (WAIT). `bytes_max` limits what all streams take, `anonymous_bytes_max` those of
     anonymous callers. Of the messages that this replica has written last, `cache_bytes_max` bytes
-    stay in memory. A session that is not saved for `session_idle_s` seconds and an hour is
-    deleted. No call takes longer than about `call_s` seconds.
-    `copies` opens an unfinished copy as well (`begin_copy`); `only_existing` makes no new journal.
+    stay in memory. A session that is not saved for `session_idle_s` seconds and an hour is deleted.
+    No call takes longer than about `call_s` seconds. `copies` opens an unfinished copy as well
+    (`begin_copy`); `only_existing` makes no new journal.
 
     Raises `JournalUnusable`, which says what to do, if the store is not safe for a journal, or if
     the extra is missing; `Unavailable` if it cannot be reached now.

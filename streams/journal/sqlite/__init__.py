@@ -34,9 +34,9 @@ Rules of the file:
 - Readers leave no transaction open, because the WAL could then never start over. A thread and the
   commits keep the WAL within 64 MiB (`streams.journal.sqlite.checkpoints`); closing empties it.
 - The file does not shrink, unless it is compact (`streams.journal.sqlite.compaction`). Pages of
-  deleted lines are used again; `secure_delete` overwrites them
-  with zeros first. It is off by default: trimming is then 4.8 times cheaper, and only the file's
-  owner can read it. Acked lines may stay in the log until it is full or closed.
+  deleted lines are used again; `secure_delete` overwrites them with zeros first. It is off by
+  default: trimming is then 4.8 times cheaper, and only the file's owner can read it. Acked lines
+  may stay in the log until it is full or closed.
 - With `durability="power"` a commit survives a power failure, at the cost of an fsync. With
   `"process"` it survives the death of the process, but a power failure may lose the last commits.
 """

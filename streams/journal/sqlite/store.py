@@ -65,10 +65,9 @@ class SQLiteStore:
     """A journal file, opened and owned.
 
     Only `read`, `lookups`, `look_for_room` and `anonymous_shortage` may run while another thread
-    uses it. All methods may raise
-    `Unavailable`, `Full` or `JournalUnusable`; then the whole step is rolled back. After a
-    `JournalUnusable` from `commit`, all later commits raise the same: what is on disk is unknown
-    until the file is opened anew.
+    uses it. All methods may raise `Unavailable`, `Full` or `JournalUnusable`; then the whole step
+    is rolled back. After a `JournalUnusable` from `commit`, all later commits raise the same: what
+    is on disk is unknown until the file is opened anew.
     """
 
     def __init__(
