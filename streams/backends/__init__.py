@@ -2,5 +2,4 @@
 
 from streams.server.backend import Backend as Backend
 from streams.server.backend import Guest as Guest
-from streams.server.backend import Outlet as Outlet
 from streams.server.patience import PatienceSettings as PatienceSettings

@@ -64,30 +64,6 @@ class Standing(Protocol):
         """
 
 
-class Outlet(Protocol):
-    """The stream of one request, as a guest sees it. A `Stream` is one."""
-
-    request_id: RequestId  # of the client
-
-    @property
-    def progress_token(self) -> ProgressToken | None:
-        """The client's token; None where it wants no progress."""
-
-    async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
-        """Send a notification: it is journaled, then delivered. Waits while there is no room."""
-
-    async def send_progress(self, token: ProgressToken, line: bytes) -> None:
-        """Send progress. Where there is no room, only the latest of each token is kept."""
-
-    async def ask(
-        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
-    ) -> Message:
-        """Send a request and wait for the answer, whichever connection it comes over.
-
-        `on_sent` is called with the id that the client sees.
-        """
-
-
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A request that runs as a stream. Its handler returns the response and if that is an error."""
 
