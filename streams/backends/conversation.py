@@ -27,6 +27,7 @@ from streams.backends.attribution import (
 from streams.backends.lines import Lines, Long
 from streams.backends.process import ChildSettings, Ending, Process
 from streams.engine.connection import Session
+from streams.engine.lifecycle import LIVE
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, Refusal, StreamsError, refusal
 from streams.logs import Warnings, log
@@ -40,6 +41,7 @@ GARBAGE_MAX: Final = 100  # lines in a row that are no JSON-RPC
 QUESTIONS_MAX: Final = 100  # of one child, without an answer
 CANCELLED_MAX: Final = 1_000  # requests that were cancelled and may still be answered
 LATER_MAX: Final = 1_000  # notifications that wait for an answer ahead of them
+LATER_S: Final = 1.0  # how long they wait for a client that does not read its answer
 
 _TOOL_CALL: Final = "tools/call"
 _PING: Final = "ping"
@@ -193,10 +195,12 @@ class Conversation:
         self._sent: dict[RequestId, RequestId] = {}  # our ids of the child's questions
         self._last = 0
         self._lines = Lines(settings.message_bytes_max)
-        # Notifications that follow an answer wait until the handler has it, so that they stay
-        # behind it: the requests whose handlers have not, and the notifications.
-        self._answered: set[Exchange] = set()
-        self._later: deque[tuple[Message, bytes]] = deque()
+        # Notifications that follow an answer wait until the client has it, so that they stay behind
+        # it: the answers that are not written, by the requests, and the notifications, each with
+        # the number of the last answer ahead of it.
+        self._answers = 0
+        self._answered: dict[Exchange, int] = {}
+        self._later: deque[tuple[int, Message, bytes]] = deque()
         self._garbage = 0  # lines in a row
         self._warnings = Warnings()
         self._refusals = Warnings()
@@ -312,6 +316,7 @@ class Conversation:
         except Died as died:
             died.exchange = exchange  # its questions stay open: it may be sent again
             self._end(exchange)
+            self._settled(exchange)
             raise
         except BaseException:  # the handler was cancelled, or its stream has ended with an error
             self._cancel(exchange)
@@ -319,6 +324,8 @@ class Conversation:
             raise
         self._end(exchange)
         exchange.close_questions()
+        if exchange in self._answered:
+            self._nursery.start_soon(self._settle, exchange)
         return answer
 
     async def _answer_to(self, exchange: Exchange) -> tuple[bytes, bool]:
@@ -371,9 +378,6 @@ class Conversation:
     def _clear(self, exchange: Exchange) -> None:
         """Its handler takes nothing more."""
         self._full.discard(exchange)
-        self._answered.discard(exchange)
-        if self._later and not self._answered:
-            self._nursery.start_soon(self._flush_later)  # after the handler has given its answer
         self._room.unpark_all()
         # Also of those that it has taken, and has not asked.
         asked = self._attribution.questions
@@ -385,6 +389,7 @@ class Conversation:
     def _cancel(self, exchange: Exchange) -> None:
         """Tell the child that no answer is awaited. Messages of it may still come."""
         self._clear(exchange)
+        self._settled(exchange)
         is_answered = exchange.number not in self._attribution.requests
         if is_answered or self.process.ending is not None:
             return
@@ -574,7 +579,7 @@ class Conversation:
             elif message.method == PROGRESS:
                 self._drop()
             elif (self._answered or self._later) and len(self._later) < LATER_MAX:
-                self._later.append((message, line))
+                self._later.append((self._answers, message, line))
             else:
                 self._on_stray(message, line)
         else:
@@ -591,7 +596,8 @@ class Conversation:
                 exchange.put(Refusal(INTERNAL_ERROR, "The wrapped server has sent no result."))
             else:
                 self._put(exchange, message, line)
-            self._answered.add(exchange)
+            self._answers += 1
+            self._answered[exchange] = self._answers
         if exchange is not None:
             self._has_answered(exchange)
         elif isinstance(message.id, int) and message.id in self._own:
@@ -628,9 +634,22 @@ class Conversation:
         else:
             self._audience.stray(message, line)
 
-    async def _flush_later(self) -> None:
-        while self._later and not self._answered:
-            self._on_stray(*self._later.popleft())
+    async def _settle(self, exchange: Exchange) -> None:
+        """Wait until the answer of a request is written, or its client is away."""
+        stream = exchange.stream
+        with trio.move_on_after(LATER_S):
+            while stream.state.outcome is LIVE:
+                await stream.change()
+            await stream.written(stream.state.last)
+        self._settled(exchange)
+
+    def _settled(self, exchange: Exchange) -> None:
+        """Notifications need not wait for the answer of this request any more."""
+        self._answered.pop(exchange, None)
+        first = next(iter(self._answered.values()), self._answers + 1)
+        while self._later and self._later[0][0] < first:
+            _, message, line = self._later.popleft()
+            self._on_stray(message, line)
 
     def _withdraw_stray(self, message: Message, line: bytes) -> None:
         their_id = attribution.cancelled_id(message.params)

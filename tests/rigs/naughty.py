@@ -183,7 +183,9 @@ def withdrawn(id: Any, given: Json, token: Any) -> None:
 
 
 def stray(id: Any, given: Json, token: Any) -> None:
-    """Answers, and asks or tells something afterwards."""
+    """Answers, perhaps after a notification, and asks or tells something afterwards."""
+    if "first" in given:
+        tell(given["first"])
     answer(id)
     if "ask" in given:
         ask(STATE["answers"].append, given["ask"], **given.get("params", {}))

@@ -260,6 +260,30 @@ async def test_a_message_of_no_call_comes_over_the_session() -> None:
         assert methods(talker) == news
 
 
+async def test_a_message_after_an_answer_stays_behind_it() -> None:
+    async with wrapped() as (house, _):
+        talker = await house.dial(PLAIN)
+        first, news = "notifications/first", "notifications/tasks/status"
+        talker.seen.clear()
+        await talker.call(1, "stray", first=first, tell=[news])
+        await talker.find(asks(news))
+        assert [each.get("method", "the answer") for each in talker.seen] == [
+            first,
+            "the answer",
+            news,
+        ]
+
+
+async def test_a_message_after_an_answer_waits_for_no_client_that_reads_nothing() -> None:
+    async with wrapped(isolate="none") as (house, _):
+        deaf, other = await house.dial(PLAIN), await house.dial(PLAIN)
+        await deaf.call(1, "huge", bytes=3_000_000)
+        await deaf.call(
+            2, "stray", first="notifications/first", tell=["notifications/tools/list_changed"]
+        )
+        await other.find(asks("notifications/tools/list_changed"))
+
+
 async def test_strays_wait_for_a_client_that_is_away_the_latest_of_each_kind() -> None:
     async with wrapped() as (house, _), surfing(house, PLAIN) as web:
         for uri in ("a:1", "a:2", "a:1"):
