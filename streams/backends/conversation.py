@@ -26,6 +26,7 @@ from streams.backends.attribution import (
 )
 from streams.backends.lines import Lines, Long
 from streams.backends.process import ChildSettings, Ending, Process
+from streams.client import wire
 from streams.engine.connection import Session
 from streams.engine.lifecycle import LIVE
 from streams.engine.stream import Stream
@@ -400,7 +401,7 @@ class Conversation:
             self._attribution.questions[its_id] = cancelled
         if len(self._cancelled) > CANCELLED_MAX:
             self._forget_cancelled(next(iter(self._cancelled)))
-        self.tell(messages.notification(CANCELLED, {"requestId": exchange.number}))
+        self.tell(wire.cancelled(exchange.number, exchange.stream.cancel_reason))
 
     def _has_answered(self, exchange: Exchange | CancelledExchange) -> None:
         """The child has answered this request: a second answer belongs to none."""

@@ -255,6 +255,7 @@ class RemoteRequest:
         if self._stream.is_suspended:
             self._guest.link.keeps_session = True  # the next process goes on with it
         else:
+            call.cancel_reason = self._stream.cancel_reason
             self._guest.cancel(call)
 
     def _response(self, call: RemoteCall) -> tuple[bytes, bool]:

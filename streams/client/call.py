@@ -123,6 +123,7 @@ class RunningCall:
         self._is_entered = False
         self._has_reader = False  # a task waits for the next batch
         self._is_cancelling = False  # and the server has not confirmed it
+        self.cancel_reason: Any = None  # of a host whose call this is
         self._ticket: Ticket | None = None
         self._failure: ClientError | None = None
         self._final: Message | None = None

@@ -716,7 +716,7 @@ class Resumer:
             if call.connection is not connection:
                 await self._reconnector.change()
                 continue
-            await connection.send(wire.cancelled(call.request_id))
+            await connection.send(wire.cancelled(call.request_id, call.cancel_reason))
             # Another server may be too busy to answer, and cannot be asked later anyway.
             if not connection.hello.has_positions or await connection.ask("ping", {}) is not None:
                 call.resuming.cancel()

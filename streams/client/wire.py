@@ -277,9 +277,10 @@ def ack(stream: str, seq: int) -> bytes:
     return messages.notification(ACK, {"streamId": stream, "seq": seq})
 
 
-def cancelled(request_id: RequestId) -> bytes:
-    """The line that cancels a request."""
-    return messages.notification(CANCELLED, {"requestId": request_id})
+def cancelled(request_id: RequestId, reason: Any = None) -> bytes:
+    """The line that cancels a request, perhaps for a reason."""
+    why = {} if reason is None else {"reason": reason}
+    return messages.notification(CANCELLED, {"requestId": request_id, **why})
 
 
 def announcements() -> dict[str, Callable[[msgspec.Raw], Ticket]]:

@@ -693,7 +693,7 @@ class Engine:
         detaches: Callable[[Stream], bool],
     ) -> None:
         """`notifications/cancelled`. Over HTTP another replica may have the request."""
-        is_here = self.operations.cancel(session, request_id, detaches=detaches)
+        is_here = self.operations.cancel(session, request_id, reason, detaches=detaches)
         if not is_here and self._replicas is not None and isinstance(session, HttpSession):
             self._replicas.cancel(Cancelled(session.key, request_id, reason))
 

@@ -632,6 +632,7 @@ class Operations:
         self,
         session: Session,
         request_id: RequestId,
+        reason: Any = None,
         *,
         detaches: Callable[[Stream], bool] = lambda _: False,
     ) -> bool:
@@ -653,6 +654,7 @@ class Operations:
                     is_stopped = False
                 delivery.drop()
                 if is_stopped:
+                    stream.cancel_reason = reason
                     self._streams.cancel(stream)
                 return True
         # A newer resume of this client may have displaced the delivery before the cancel came. The
@@ -663,22 +665,23 @@ class Operations:
         # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:
-                self._stop(delivery.stream, detaches)
+                self._stop(delivery.stream, reason, detaches)
                 return True
         for stream in reversed(self._index.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
             if is_meant and not (_is_answered(stream.state) or stream.is_left):
-                self._stop(stream, detaches)
+                self._stop(stream, reason, detaches)
                 return True
         return False
 
-    def cancel_plainly(self, session: Session, request_id: RequestId, _: Any) -> None:
+    def cancel_plainly(self, session: Session, request_id: RequestId, reason: Any) -> None:
         """As `cancel`, where no call detaches from its client."""
-        self.cancel(session, request_id)
+        self.cancel(session, request_id, reason)
 
-    def _stop(self, stream: Stream, detaches: Callable[[Stream], bool]) -> None:
+    def _stop(self, stream: Stream, reason: Any, detaches: Callable[[Stream], bool]) -> None:
         """The client of a call wants it no more: cancel it, or leave it."""
         if not (stream.record.max_s and detaches(stream)):
+            stream.cancel_reason = reason
             self._streams.cancel(stream)
             return
         stream.leave()

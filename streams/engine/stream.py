@@ -184,6 +184,8 @@ class Answer:
 class Stream:
     """All messages of one original request, from its handler to its deliveries."""
 
+    cancel_reason: Any  # why its client has cancelled it, if it said so
+
     __slots__ = (
         "__weakref__",
         "_absence",
@@ -204,6 +206,7 @@ class Stream:
         "_rerun_answers",
         "ahead_of_messages",
         "asked",
+        "cancel_reason",
         "delivery",
         "digest",
         "ended_responses",
@@ -295,7 +298,8 @@ class Stream:
         self.on_attach: Callable[[Stream], None] | None = None
         # Called before a client that waits at another replica displaces the one that is attached.
         self.on_displace: Callable[[Stream], None] | None = None
-        self.short_name = ""  # by which a client at another replica can find it
+        # A client at another replica can find it by its short name.
+        self.short_name, self.cancel_reason = "", None
         # Responses that their clients must not continue, at any replica: `superseded` by another
         # session or `cancelled` by their own. By the names of the session and of the grant.
         self.ended_responses: dict[tuple[str, str], str] | None = None

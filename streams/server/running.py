@@ -41,7 +41,7 @@ class RunningServer:
     def _cancelled(self, session: Session, request_id: RequestId, reason: Any) -> None:
         """A client cancels a request, and another replica was told."""
         detaches = partial(self._guests.detaches, session, reason)
-        self.engine.operations.cancel(session, request_id, detaches=detaches)
+        self.engine.operations.cancel(session, request_id, reason, detaches=detaches)
 
     @property
     def running_tools(self) -> Sequence[str]:

@@ -608,11 +608,12 @@ async def test_calls_to_a_server_that_answers_in_json_run_at_the_same_time() -> 
         await host.call(7, "t")
         await trio.sleep(0.1)
         with trio.fail_after(4):
-            await host.tell("notifications/cancelled", requestId=7)
+            await host.tell("notifications/cancelled", requestId=7, reason="enough")
             await host.call(8, "t")
             assert (await host.answer(8))["result"]["content"][0]["text"] == "fine"
             while not cancelled:
                 await trio.sleep(0.01)
+        assert cancelled[0]["params"]["reason"] == "enough"
 
 
 async def test_a_pause_that_the_server_asks_for_is_bounded() -> None:

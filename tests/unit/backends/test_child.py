@@ -423,11 +423,16 @@ async def test_a_cancel_reaches_the_child_under_its_id(tmp_path: Path) -> None:
         await talker.call("mine", "late")
         await talker.find(asks("notifications/message"))
         late = said(await call(talker, "state"))["late"]
-        await talker.tell("notifications/cancelled", requestId="mine")
+        await talker.tell(
+            "notifications/cancelled", requestId="mine", reason="I have changed my mind"
+        )
         while b"cancelled" not in file.read_bytes():
             await trio.sleep(0.01)
         await trio.sleep(0.1)  # for the answer of the child, which comes all the same
-        assert (await state(talker))["cancelled"] == {"requestId": late}
+        assert (await state(talker))["cancelled"] == {
+            "requestId": late,
+            "reason": "I have changed my mind",
+        }
         assert not any(each.get("id") == "mine" for each in talker.seen)
 
 
