@@ -25,6 +25,7 @@ from streams.engine.operations import check_free
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
 from streams.errors import (
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     InsufficientScope,
     Overtaken,
@@ -33,7 +34,7 @@ from streams.errors import (
     Unavailable,
     refusal,
 )
-from streams.exchange import Caller, Scopes
+from streams.exchange import Caller, Channel, Scopes
 from streams.limits import STORE_RETRY_S
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
@@ -73,6 +74,7 @@ CHECKS_MAX: Final = 4
 # costs more than sending it, and a flood of them must not fill the disk.
 REFUSALS_LOGGED: Final = 100
 REFUSALS_LOGGED_PER_S: Final = 10.0
+GONE_S: Final = 0.25  # how late it is noticed that a client goes while it initializes
 
 _T = TypeVar("_T")
 
@@ -344,7 +346,7 @@ class Peer:
             client_info=params.client_info,
             capabilities=extension.without_ours(params.capabilities),
         )
-        self._guest_known = await self._guests.open(session, info)
+        self._guest_known = await self._opened(info)
         hello = dict(self._guest.hello)
         session.settings, session.capabilities = settings, capabilities
         session.revision = _spoken(hello.get("protocolVersion", info.revision))
@@ -356,6 +358,23 @@ class Peer:
             | hello
             | {"protocolVersion": session.revision, "capabilities": merged}
         )
+
+    async def _opened(self, info: SessionInfo) -> Guest:
+        """Begin the conversation, unless the client goes meanwhile. Raises `Refusal`.
+
+        The start of a wrapped server takes its time. This task, which would read of the client's
+        end, waits for it.
+        """
+        if self._tasks is None or self._connection is None:  # over HTTP its session may go on
+            return await self._guests.open(self.session, info)
+        watching = trio.CancelScope()
+        with trio.CancelScope() as opening:
+            self._tasks.start_soon(_watch, self._connection.channel, watching, opening)
+            try:
+                return await self._guests.open(self.session, info)
+            finally:
+                watching.cancel()
+        raise Refusal(INTERNAL_ERROR, "The client has gone.")
 
     async def _run(self, message: Message, line: bytes, connection: Connection) -> None:
         """Begin a request of the guest, other than a call."""
@@ -620,6 +639,14 @@ class Peer:
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
         self._engine.operations.ack(self.session, acked.stream, acked.seq)
+
+
+async def _watch(channel: Channel, watching: trio.CancelScope, opening: trio.CancelScope) -> None:
+    """Cancel `opening` when the client can read no answer, unless `watching` is cancelled first."""
+    with watching:
+        while channel.is_writable():
+            await trio.sleep(GONE_S)
+        opening.cancel()
 
 
 _CALL: Final = "tools/call"

@@ -8,7 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.wire.raw import DEADLINE_S
 from transports import dial, stdio
 
 SERVER = (sys.executable, str(HERE / "stdio_server.py"))
+ABOUT = {"name": "host", "version": "1"}
 SOON = ("--linger=0.5", "--stop-timeout=1")  # so that what a test has started soon ends
 
 
@@ -90,12 +92,19 @@ def is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait until this holds, in a test without trio."""
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
 def greet(relay: "subprocess.Popen[str]") -> None:
     """Initialize, as a host does, and read the answer."""
     assert relay.stdin is not None
     assert relay.stdout is not None
-    about = {"name": "host", "version": "1"}
-    hello = {"protocolVersion": "2025-11-25", "clientInfo": about, "capabilities": {}}
+    hello = {"protocolVersion": "2025-11-25", "clientInfo": ABOUT, "capabilities": {}}
     request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
     relay.stdin.write(json.dumps(request) + "\n")
     relay.stdin.flush()
@@ -475,6 +484,26 @@ def test_a_relay_whose_client_has_ended_is_content(states: Path) -> None:
         greet(relay)
         said = relay.communicate(timeout=DEADLINE_S)[1]
     assert (relay.returncode, said) == (0, "")
+
+
+def test_a_relay_that_is_killed_while_its_child_starts_leaves_no_child(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    slow = (
+        "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\n'); time.sleep(300)"
+    )
+    command = (sys.executable, "-c", slow, str(file))
+    patient_start = wrapping("--start-timeout=300", command=command)
+    with subprocess.Popen(patient_start, stdin=PIPE, stdout=PIPE, text=True) as relay:
+        assert relay.stdin is not None
+        hello = {"protocolVersion": "2025-11-25", "clientInfo": ABOUT, "capabilities": {}}
+        request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        relay.stdin.write(json.dumps(request) + "\n")
+        relay.stdin.flush()
+        wait_until(lambda: file.exists() and file.read_text().endswith("\n"))
+        relay.kill()
+        relay.wait()
+        # As in Node, the host has the read end of the pipe open as long as the owner has the other.
+        wait_until(lambda: not is_running(int(file.read_text())))
 
 
 # The owner is one process
