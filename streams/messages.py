@@ -44,6 +44,9 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # 1 and -1, as si
 _HALF_PAIR: Final = re.compile(
     rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]"
 )
+_REPLACEMENT: Final = rb"\\ufffd"
+# Of a message in which each half is replaced, to read its id: that takes 50 ns a byte at worst.
+_HALVES_BYTES_MAX: Final = 256 * 1024
 
 # While a large value is decoded, the garbage collector visits all new objects several times. That
 # takes ten times as long as the decoding, and finds nothing: the value is still being built.
@@ -320,18 +323,30 @@ def salvage_id(line: bytes) -> RequestId | None:
     """The id of a request that `parse` has refused; None where no id can be read.
 
     None as well for a response, since a response is not answered, and for text that is not JSON
-    (JSON-RPC 2.0, 5: "it MUST be Null").
+    (JSON-RPC 2.0, 5: "it MUST be Null"). But half of a surrogate pair is JSON to other readers:
+    JavaScript writes it where a text was cut within a character.
     """
     try:
         found = _salvage(line)
     except ValueError:
-        return None
+        return _id_beside_half(line)
     except RecursionError:
         return leading_id(line)
     is_response = found.method is msgspec.UNSET and (
         found.result is not msgspec.UNSET or found.error is not msgspec.UNSET
     )
     return None if is_response else found.id
+
+
+def _id_beside_half(line: bytes) -> RequestId | None:
+    """The id of a request that has half of a surrogate pair, but not in its id."""
+    if len(line) > _HALVES_BYTES_MAX or _HALF_PAIR.search(line) is None:
+        return None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = _salvage(_HALF_PAIR.sub(_REPLACEMENT, line))
+        if found.method is not msgspec.UNSET and "\ufffd" not in str(found.id):
+            return found.id
+    return None
 
 
 def leading_id(start: bytes) -> RequestId | None:

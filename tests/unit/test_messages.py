@@ -156,6 +156,19 @@ def test_what_cannot_be_read_is_said(value: bytes, why: str) -> None:
         messages.parse(pinging(value))
 
 
+HALVES = [rb'"\ud800"', rb'"\uD83D and more"', rb'"\udc00"']
+
+
+@pytest.mark.parametrize(
+    "half", HALVES, ids=["first half", "first half before text", "second half"]
+)
+def test_half_a_surrogate_pair_hides_no_id(half: bytes) -> None:
+    """JavaScript writes it as JSON: its client would wait for the answer."""
+    assert messages.salvage_id(pinging(half)) == 1
+    assert messages.salvage_id(b'{"method":"ping","params":{"a":' + half + b'},"id":"x"}') == "x"
+    assert messages.salvage_id(b'{"jsonrpc":"2.0","method":"ping","id":' + half + b"}") is None
+
+
 MANY = messages.CONTAINERS_MAX
 BRACKETS = b'[{"}' * (MANY // 2)
 
