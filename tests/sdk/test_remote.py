@@ -616,6 +616,32 @@ async def test_calls_to_a_server_that_answers_in_json_run_at_the_same_time() -> 
         assert cancelled[0]["params"]["reason"] == "enough"
 
 
+async def test_a_server_that_has_forgotten_its_events_ends_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("transports.http.client.EMPTY_MAX", 3)
+    continued: list[str] = []
+
+    async def begun(asked: Asked, request_id: bytes) -> None:
+        await asked.respond("200 OK", b"id: 1\ndata: " + LOG + b"\n\n", kind=EVENTS)
+
+    class Forgetful(Bad):
+        async def __call__(self, asked: Asked) -> None:
+            if asked.method == "GET" and "last-event-id" in asked.headers:
+                continued.append(asked.headers["last-event-id"])
+                await asked.respond("200 OK", b"retry: 100\n\n", kind=EVENTS)
+                return
+            await super().__call__(asked)
+
+    async with a_host_of(Forgetful(begun, fine)) as host:
+        await host.call(1, "t")
+        with trio.fail_after(10):
+            assert (await host.answer(1))["error"]["data"]["reason"] == "interrupted"
+        assert continued == ["1"] * 3
+        await host.call(2, "t")
+        assert (await host.answer(2))["result"]["content"][0]["text"] == "fine"
+
+
 async def test_a_pause_that_the_server_asks_for_is_bounded() -> None:
     async def pausing(asked: Asked, request_id: bytes) -> None:
         body = b"retry: 99999999999\nid: %s\ndata: %s\n\n" % (request_id.strip(b'"'), LOG)

@@ -133,6 +133,12 @@ WAITED_RETRY_MAX_S: Final = 3.0
 # For how long a response is continued without success. `Client` gives up after the same time.
 CONTINUE_S: Final = 300.0
 
+# A server that has forgotten the events of a response continues it with an empty one, which ends at
+# once. Some servers do so as well while a call is silent. After so many in a row, which take about
+# five minutes, the response is lost.
+EMPTY_MAX: Final = 150
+EMPTY_S: Final = 1.0
+
 # With `outlast_s`: how long a response is silent before a probe, and when a probe counts as failed.
 # Further probes begin beside it, and each may still be answered for longer.
 PROBE_AFTER_S: Final = 3.0
@@ -492,7 +498,7 @@ class HttpChannel:
             head = await connection.read_head()
             if _is_event_stream(head):
                 trail.continues()
-                await self._read(exchange, EventBody(self._limit, trail), connection)
+                await self._read_continued(exchange, connection)
                 return
             text = await _read_some(connection)
             if _is_busy(head):
@@ -502,6 +508,17 @@ class HttpChannel:
             if not await self._is_over_with(head, exchange):
                 trail.last_id = b""  # the response cannot be continued
                 raise trio.BrokenResourceError(f"the server does not continue a response: {head}")
+
+    async def _read_continued(self, exchange: "_Exchange", connection: HttpConnection) -> None:
+        """Read a continued response. Raises where too many were empty."""
+        trail, began_at = exchange.trail, trio.current_time()
+        before = trail.events
+        await self._read(exchange, EventBody(self._limit, trail), connection)
+        is_empty = trail.events == before and trio.current_time() - began_at < EMPTY_S
+        exchange.empty = exchange.empty + 1 if is_empty else 0
+        if exchange.empty >= EMPTY_MAX:
+            trail.last_id = b""
+            raise trio.BrokenResourceError("the server has nothing more of a response")
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[HttpConnection]:
@@ -1088,6 +1105,7 @@ class _Exchange:
         self.is_put_off = False  # the server lives, and cannot take it now
         self.refusal: bytes | None = None  # the answer where its bearer token was refused
         self.refusals = 0
+        self.empty = 0  # continued responses in a row that ended at once, with no event
         self.authorization: Headers = ()  # that it was sent with
         self._look()
 
