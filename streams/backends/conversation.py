@@ -561,12 +561,14 @@ class Conversation:
             )
 
     def _on_long_line(self, line: Long) -> None:
-        too_large = refusal("too_large", limit=self._settings.message_bytes_max)
+        limit = self._settings.message_bytes_max
+        too_large = refusal("too_large", limit=limit)
         if has_method(line.head):
             if (number := id_in(line.head, line.tail)) is not None:
                 self._refuse(number, too_large)
         elif (exchange := self._attribution.of_long(line.head, line.tail)) is not None:
-            exchange.put(too_large)
+            why = f"The answer of the wrapped server is longer than {limit} bytes: start "
+            exchange.put(too_large.saying(f"{why}mcp-streams with a larger --max-message-bytes."))
             self._has_answered(exchange)
         self._warnings.warn("a line of a child is too long: it was dropped", child=self.pid)
 

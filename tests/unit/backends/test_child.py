@@ -566,6 +566,7 @@ async def test_a_line_that_is_too_long_ends_its_call_alone(kind: str) -> None:
         await talker.call(1, "never")
         error = await call(talker, "huge", 2, bytes=100 << 20, **{"as": kind})
         assert error["data"] == {"reason": "too_large", "limit": 1 << 20}
+        assert "--max-message-bytes" in error["message"]
         assert text(await call(talker, "echo", 3)) == "{}"
         assert not any(each.get("id") == 1 for each in talker.seen)
 
