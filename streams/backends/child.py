@@ -478,6 +478,7 @@ def greeting_of(info: SessionInfo) -> dict[str, Any]:
         "protocolVersion": info.revision,
         "capabilities": info.capabilities,
         "clientInfo": _client_info(info.client_info),
+        **info.more,
     }
 
 

@@ -32,6 +32,7 @@ class SessionInfo(msgspec.Struct, frozen=True):
     revision: str  # of MCP, as the client asked for it
     client_info: msgspec.Raw
     capabilities: Mapping[str, msgspec.Raw]  # without those of the proposals and our extension
+    more: Mapping[str, msgspec.Raw] = {}  # the other params, such as `_meta`
 
     @classmethod
     def of(cls, session: Session) -> "SessionInfo":

@@ -345,6 +345,7 @@ class Peer:
             revision=params.protocol_version if is_known else REVISIONS[0],
             client_info=params.client_info,
             capabilities=extension.without_ours(params.capabilities),
+            more=await self._work(line, partial(_more, message.params)),
         )
         self._guest_known = await self._opened(info)
         hello = dict(self._guest.hello)
@@ -639,6 +640,13 @@ class Peer:
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
         self._engine.operations.ack(self.session, acked.stream, acked.seq)
+
+
+def _more(params: msgspec.Raw) -> dict[str, msgspec.Raw]:
+    """The params of `initialize` that this server itself does not read."""
+    given = messages.decode(params, dict[str, msgspec.Raw])
+    known = {each.encode_name for each in msgspec.structs.fields(_Initialize)}
+    return {name: raw for name, raw in given.items() if name not in known}
 
 
 async def _watch(channel: Channel, watching: trio.CancelScope, opening: trio.CancelScope) -> None:

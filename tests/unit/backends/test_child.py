@@ -105,12 +105,14 @@ async def test_the_child_hears_the_clients_own_hello_without_our_capabilities() 
         talker = Talker(cable.near, cable)
         ours = {"streams": {}, "experimental": {"mcp-streams/v1": {}, "acme": {"a": 1}}}
         capabilities = {"roots": {"listChanged": True}, **ours}
-        await greeting(talker, capabilities=capabilities, protocolVersion="2025-06-18")
+        more = {"_meta": {"acme/trace": "1"}, "acme": [1]}
+        await greeting(talker, capabilities=capabilities, protocolVersion="2025-06-18", **more)
         heard = (await state(talker))["client"]
         assert heard == {
             "protocolVersion": "2025-06-18",
             "capabilities": {"roots": {"listChanged": True}, "experimental": {"acme": {"a": 1}}},
             "clientInfo": CLIENT,
+            **more,
         }
 
 
