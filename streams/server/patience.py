@@ -43,7 +43,7 @@ from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import Operations, check_free, latest_progress
 from streams.engine.retry import patiently
 from streams.engine.stream import Reader, Stream
-from streams.errors import JournalError, Refusal, Unavailable, refusal
+from streams.errors import Fenced, JournalError, Refusal, Unavailable, refusal
 from streams.exchange import Scopes
 from streams.journal.records import Outcome, Record
 from streams.logs import log
@@ -550,7 +550,6 @@ class Patience:
                 nursery.start_soon(self._pass_on, stream)
                 leader = await self._ended_leader(stream)
                 nursery.cancel_scope.cancel()
-            await leader.stream.flush()  # no client has a result that a crash would undo
         finally:
             leader = self._leaders.pop(stream)
             self._leave(leader, stream)
@@ -582,13 +581,15 @@ class Patience:
             self._asked.pop(leader.stream, None)
 
     async def _ended_leader(self, stream: Stream) -> _Asked:
-        """Wait for the end of the call that this stream follows; returns what is known of it."""
+        """Wait for the durable end of the call that this stream follows: what is known of it."""
         while True:
             leader = self._leaders[stream]
             is_answered = leader.response is not None or leader.failure is not None
             # It may also have been cancelled before its handler began.
             if is_answered or leader.stream.state.outcome is not Outcome.LIVE:
-                return leader
+                with suppress(Fenced):  # it goes on at another replica
+                    await leader.stream.flush()  # no client has a result that a crash would undo
+                    return leader
             if not self.operations.is_here(leader.stream):
                 with suppress(Unavailable):  # it is looked for again
                     await self._look_for(leader, stream)

@@ -7,8 +7,8 @@ from tests.simulation.test_simulation import SEEDS
 
 # Seeds that once showed calls that ran twice, had no answer or a wrong one: a key, an eviction, a
 # turn, a progress token, a listing, a store that was away, an end that was not known yet, a tool
-# without room, a call that was made anew, a shutdown.
-KEPT = (101, 102, 145, 3, 4, 1202, 1174, 4040, 5226, 6125)
+# without room, a call that was made anew, a shutdown, a replica that was late.
+KEPT = (101, 102, 145, 3, 4, 1202, 1174, 4040, 5226, 6125, 7076)
 
 
 @pytest.mark.parametrize("seed", [*KEPT, *range(10_000, 10_000 + SEEDS)])
