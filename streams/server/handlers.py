@@ -43,6 +43,7 @@ from streams.server.backend import CallTool
 from streams.server.call import Call, Context, SyncCall
 from streams.server.caller import CallerInfo
 from streams.server.features import Work
+from streams.server.leftovers import Leftovers
 from streams.server.methods import Method
 from streams.server.pages import PagedCall
 from streams.server.timeouts import TimeLimit
@@ -115,7 +116,7 @@ class Handlers:
             call = Call(stream, method.name, caller, self._state)
             self._running[stream] = method.name
             try:
-                with self._confined:
+                with self._confined, Leftovers(method.name):
                     value = await method.run(call, params)
                 return messages.result(stream.request_id, value), False
             except BaseException as error:
@@ -200,7 +201,7 @@ class Handlers:
                 call = Call(stream, callee.name, caller, self._state)
                 first = call if callee.is_async else SyncCall(call)
                 run = partial(callee.function, first, *work.positional, **arguments)
-            with self._confined:
+            with self._confined, Leftovers(work.what):
                 value = await (run() if callee.is_async else self._in_thread(run))
                 return msgspec.Raw(messages.encode(work.result(value)))
         except BaseException as error:
@@ -241,7 +242,7 @@ class Handlers:
         """The tool's result. An exception becomes an error result, and its traceback is logged."""
         call, work = self._began(tool, arguments, stream, caller)
         try:
-            with self._confined:
+            with self._confined, Leftovers(tool.name):
                 return await self._run(tool, work, stream)
         except BaseException as error:
             told = self._told(tool, stream, error)

@@ -8,6 +8,7 @@ import trio
 
 from streams.errors import ToolError
 from streams.faults import is_failure, let_pass, log_failure
+from streams.server.leftovers import Leftovers
 
 _T = TypeVar("_T")
 
@@ -28,7 +29,7 @@ class TimeLimit:
         """Run the tool. Raises `ToolError` when its time is over, otherwise as the tool does."""
         self.begin()
         try:
-            with self._scope:
+            with self._scope, Leftovers(self._tool):
                 return await work()
         except BaseException as error:
             if not self._scope.cancel_called:
