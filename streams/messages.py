@@ -218,7 +218,27 @@ class TooLarge(msgspec.Struct, frozen=True):
 Incoming = bytes | TooLarge
 
 _T = TypeVar("_T")
-_encode: Final = msgspec.json.Encoder().encode
+
+
+def as_builtin(value: Any) -> Any:
+    """The `str`, `int`, `float` or `bytes` that an instance of a subclass holds.
+
+    msgspec encodes these classes alone, and libraries return subclasses of them: `Markup`, the
+    strings of lxml, a float of numpy. Their own methods are not asked. Raises `TypeError` for a
+    value of any other class.
+    """
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, bytes):
+        return bytes.__bytes__(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encode: Final = msgspec.json.Encoder(enc_hook=as_builtin).encode
 _message_decoder: Final = msgspec.json.Decoder(Message)
 _decode_message: Final = _message_decoder.decode
 

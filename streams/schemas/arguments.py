@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from streams.messages import as_builtin
 from streams.schemas import docstrings
 from streams.schemas.inputs import (
     GivenSchema,
@@ -149,7 +150,7 @@ def json_text(value: Any) -> str:
 def _plain(value: Any) -> Any:
     if is_model(value):
         return as_plain(value)
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return as_builtin(value)
 
 
 def _types_of(schema: Schema) -> list[str]:

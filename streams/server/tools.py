@@ -44,7 +44,7 @@ from streams.errors import InsufficientScope
 from streams.exchange import Scopes, checked_scopes
 from streams.faults import is_failure, log_failure, text_of
 from streams.limits import Overflow
-from streams.messages import uncollected
+from streams.messages import as_builtin, uncollected
 from streams.protocol.extension import EXPECTED
 from streams.schemas import docstrings
 from streams.schemas.content import Block, ToolResult, is_block_type, sdk_block, sdk_result
@@ -575,7 +575,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if is_model(value):
         return as_plain(value)
-    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return as_builtin(value)
 
 
 _encoder: Final = msgspec.json.Encoder(enc_hook=_plain)

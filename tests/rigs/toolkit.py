@@ -53,6 +53,36 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+class Markup(str):
+    """As a library has it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "not asked"
+
+
+class Count(int):
+    pass
+
+
+class Mean(float):
+    pass
+
+
+class Digest(bytes):
+    pass
+
+
+# Values that msgspec does not encode by itself, and what they are as JSON.
+SUBCLASSED: list[tuple[Any, str]] = [
+    (Markup("<b>ä</b>"), '"<b>ä</b>"'),
+    (Count(2**70), str(2**70)),
+    (Mean(0.5), "0.5"),
+    ([Markup("a"), {Markup("b"): Digest(b"c")}], '["a",{"b":"Yw=="}]'),
+]
+
+
 def a_tool(**settings: Any) -> Tool:
     def build():
         """Build."""

@@ -12,6 +12,7 @@ from streams.client.buffer import Batch, cut
 from streams.errors import Refusal, refusal
 from streams.messages import BATCH_LINES_AIM, BATCH_LINES_MAX, Block, Run, TooLarge
 from streams.protocol import extension
+from tests.rigs.toolkit import SUBCLASSED
 from transports.lines import LineSplitter, in_blocks, lines_of
 
 LINES = st.lists(st.binary(max_size=5).map(lambda b: b.replace(b"\n", b"") + b"\n"), min_size=1)
@@ -241,3 +242,13 @@ def test_a_message_that_is_nested_too_deeply_is_refused(opened: bytes, closed: b
     with pytest.raises(Refusal, match="nest at most 500") as refused:
         messages.parse_bounded(nested(messages.NESTED_MAX - 2))
     assert refused.value.data == {"reason": "too_large", "limit": 500}
+
+
+@pytest.mark.parametrize(("value", "text"), SUBCLASSED)
+def test_an_instance_of_a_subclass_is_encoded_as_what_it_holds(value: object, text: str) -> None:
+    assert messages.encode({"data": value}).decode() == f'{{"data":{text}}}'
+
+
+def test_a_value_that_json_has_not_is_refused_with_its_class() -> None:
+    with pytest.raises(TypeError, match="objects of type complex is unsupported"):
+        messages.encode([1j])

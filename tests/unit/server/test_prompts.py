@@ -26,6 +26,7 @@ from streams.server.features import VALUES_MAX
 from tests.rigs import ROOT
 from tests.rigs.doc_pages import blocks
 from tests.rigs.server import PLAIN, Json, Talker, open_house, said
+from tests.rigs.toolkit import Markup, Mean
 
 CHANGED = "notifications/prompts/list_changed"
 
@@ -61,6 +62,8 @@ class _Point(msgspec.Struct):
     [
         ("hello", [text("hello")]),
         ("", [text("")]),
+        (Markup("<b>"), [text("<b>")]),
+        ([Mean(0.5)], [text("0.5")]),
         (Text("hello"), [text("hello")]),
         (UserMessage("hello"), [text("hello")]),
         (AssistantMessage("hello"), [text("hello", "assistant")]),

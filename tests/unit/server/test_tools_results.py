@@ -25,8 +25,12 @@ from streams import messages
 from streams.schemas.content import EmbeddedResource, Image, Text, ToolResult
 from streams.server.tools import error_result, listing, to_result
 from tests.rigs.toolkit import (
+    SUBCLASSED,
     Box,
     Colour,
+    Count,
+    Markup,
+    Mean,
     Node,
     Point,
     Report,
@@ -85,6 +89,20 @@ class TestResults:
     )
     def test_any_other_json_is_its_text(self, value: Any, text: str) -> None:
         assert to_result(value, a_tool()) == {"content": [{"type": "text", "text": text}]}
+
+    @pytest.mark.parametrize(("value", "text"), SUBCLASSED)
+    def test_an_instance_of_a_subclass_is_what_it_holds(self, value: Any, text: str) -> None:
+        shown = msgspec.json.decode(text) if isinstance(value, str) else text
+        assert text_of(to_result(value, a_tool())) == shown
+
+    @pytest.mark.parametrize(
+        ("annotation", "value"), [(str, Markup("ä")), (int, Count(3)), (float, Mean(0.5))]
+    )
+    def test_an_instance_of_a_subclass_fits_the_annotation(
+        self, annotation: Any, value: Any
+    ) -> None:
+        result = to_result(value, returning(annotation))
+        assert result["structuredContent"] == {"result": value}
 
     def test_nan_and_infinity_become_null(self) -> None:
         assert text_of(to_result([math.nan, math.inf, -math.inf], a_tool())) == "[null,null,null]"
