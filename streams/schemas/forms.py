@@ -3,6 +3,9 @@
 "Form mode elicitation schemas are limited to flat objects with primitive properties only": strings,
 numbers, booleans, enums of strings, and lists of such enums. A type is a dataclass, a msgspec
 Struct, a TypedDict or a pydantic model.
+
+msgspec matches patterns by `re`, which backtracks: one short answer could hold up the server for
+hours. So an answer is matched in linear time first, as the arguments of a tool are.
 """
 
 import sys
@@ -15,7 +18,7 @@ import msgspec
 from streams.errors import InvalidAnswer
 from streams.schemas.annotations import is_field
 from streams.schemas.models import REFERENCE, ModelReader
-from streams.schemas.validator import Schema
+from streams.schemas.validator import Schema, Validator
 
 _FORMATS: Final = frozenset(["email", "uri", "date", "date-time"])
 _HEADLINE: Final = ("title", "description", "default")
@@ -26,6 +29,9 @@ _KEPT: Final[Mapping[str, tuple[str, ...]]] = {
     "array": ("minItems", "maxItems", "items"),
 }
 _KEPT_OF: Final = {**_KEPT, "integer": _KEPT["number"]}
+
+# The most work to match one field, in units of `Validator.work`: 60 ms, for 8 KiB or more.
+_MATCH_WORK_MAX: Final = 4 * 1024 * 1024
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -60,8 +66,9 @@ def form_of(kind: Any) -> Form:
     schema: Schema = {"type": "object", "properties": properties}
     if required := root.get("required"):
         schema["required"] = list(required)
+    matched = {} if reader is not None else _matched(properties, name)
     # Through JSON: a default may be of any type that msgspec encodes.
-    return Form(msgspec.json.decode(msgspec.json.encode(schema)), _reading(read, name))
+    return Form(msgspec.json.decode(msgspec.json.encode(schema)), _reading(read, matched, name))
 
 
 def model_reader(kind: Any, whole: str) -> ModelReader | None:
@@ -146,11 +153,37 @@ def _not_flat(field: str, why: str) -> TypeError:
     return TypeError(f"{field} cannot be in a form: {why}")
 
 
-def _reading(read: Callable[[bytes], Any], name: str) -> Callable[[bytes], Any]:
+def _matched(properties: Mapping[str, Schema], name: str) -> dict[str, Validator]:
+    """The fields with patterns. Raises `TypeError` for a pattern that needs backtracking."""
+    patterns = {field: each["pattern"] for field, each in properties.items() if "pattern" in each}
+    try:
+        return {field: Validator({"pattern": each}) for field, each in patterns.items()}
+    except ValueError as error:
+        raise TypeError(f"{name} cannot be a form: {error}") from error
+
+
+def _reading(
+    read: Callable[[bytes], Any], matched: Mapping[str, Validator], name: str
+) -> Callable[[bytes], Any]:
     def read_answer(content: bytes) -> Any:
         try:
+            if matched:
+                _match(content, matched)
             return read(content)
         except (ValueError, RecursionError) as error:
             raise InvalidAnswer(f"The client's answer is no {name}: {error}") from error
 
     return read_answer
+
+
+def _match(content: bytes, matched: Mapping[str, Validator]) -> None:
+    """Raise `ValueError` for a field that does not match its pattern."""
+    answer = msgspec.json.decode(content)
+    if not isinstance(answer, dict):
+        return
+    for field, validator in matched.items():
+        text = answer.get(field)
+        if isinstance(text, str) and validator.work(len(text.encode())) > _MATCH_WORK_MAX:
+            raise ValueError(f"{field}: {len(text)} characters are too many for its pattern")
+        if (why := validator.mismatch(text, field)) is not None:
+            raise ValueError(why)

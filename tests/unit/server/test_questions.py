@@ -106,6 +106,15 @@ class Row(msgspec.Struct, array_like=True):
     one: int
 
 
+class Parcel(msgspec.Struct):
+    code: Annotated[str, msgspec.Meta(pattern="^(a+)+$")]  # takes `re` 2 ** length steps
+    also: Annotated[str, msgspec.Meta(pattern="^b{1,8}$")] | None = None
+
+
+class Backtracking(msgspec.Struct):
+    code: Annotated[str, msgspec.Meta(pattern=r"^(a)\1$")]
+
+
 # Forms
 
 
@@ -165,6 +174,7 @@ def test_a_form_is_what_mcp_allows() -> None:
         (list[str], "cannot be a form"),
         (trio.Event, "Event cannot be a form"),
         (Odd, "Odd cannot be a form"),
+        (Backtracking, "Backtracking cannot be a form: .* patterns are matched in linear time"),
         ({"type": "object"}, "response_type: expected a class, got dict"),
         (["yes", "no"], "response_type: expected a class, got list"),
     ],
@@ -297,6 +307,35 @@ async def test_a_model_that_refuses_an_answer_can_be_caught(kind: Any, content: 
         return "caught"
 
     assert await asked(ask, {"action": "accept", "content": content}) == "caught"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"code": "a" * 60 + "!"}, "does not match"),
+        ({"code": "a", "also": "c"}, "also: .* does not match"),
+        ({"code": "a", "also": "b" * 10_000}, "also: 10000 characters are too many"),
+        ({"code": 1}, "Expected `str`, got `int`"),
+        ([], "Expected `object`, got `array`"),
+    ],
+)
+async def test_patterns_of_a_form_are_matched_in_linear_time(content: Any, why: str) -> None:
+    async def ask(call: Call) -> str:
+        with pytest.raises(InvalidAnswer, match=f"The client's answer is no Parcel: .*{why}"):
+            await call.elicit("?", Parcel)
+        return "caught"
+
+    assert await asked(ask, {"action": "accept", "content": content}) == "caught"
+
+
+async def test_an_answer_that_matches_its_patterns_is_taken() -> None:
+    async def ask(call: Call) -> str:
+        answer = await call.elicit("?", Parcel)
+        assert isinstance(answer, AcceptedElicitation)
+        return f"{answer.data.code} {answer.data.also}"
+
+    content = {"code": "aaa", "also": None}
+    assert await asked(ask, {"action": "accept", "content": content}) == "aaa None"
 
 
 async def test_a_question_may_ask_for_nothing_but_consent() -> None:
