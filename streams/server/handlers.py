@@ -89,6 +89,10 @@ class Handlers:
                 raise ValueError("they cannot be read") from error  # `bind` has logged the cause
             raise
 
+    async def params(self, method: Method, given: msgspec.Raw, principal: str) -> None:
+        """Check the params of a method where that is costly. Raises `Refusal`."""
+        await method.check(given, self._workers, principal)
+
     async def aclose(self) -> None:
         """End the worker processes that check arguments and results."""
         await self._workers.aclose()

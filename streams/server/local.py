@@ -176,7 +176,7 @@ class _LocalGuest:
         return await _work(received, partial(find, received))
 
     async def _method(self, method: Method, received: Received) -> Run:
-        params = await _work(received, partial(method.read, received.message.params))
+        params = await self._params(method, received)
         token = await _work(received, partial(progress_token, received.message.params))
         return Run(
             handler=self._handlers.method_handler(method, params, received.caller),
@@ -184,6 +184,12 @@ class _LocalGuest:
             min_s=self._server.resume_min_s,
             max_s=self._server.resume_max_s,
         )
+
+    async def _params(self, method: Method, received: Received) -> Any:
+        """The params in the handler's type. Raises `Refusal` where they do not fit."""
+        given = received.message.params
+        await self._handlers.params(method, given, received.session.principal)
+        return await _work(received, partial(method.read, given))
 
     async def _feature(self, received: Received) -> Run:
         """A read, a prompt or a completion: it ends with its connection."""
@@ -237,7 +243,7 @@ class _LocalGuest:
                 raise Refusal(INVALID_REQUEST, f"{name} is a request: send it with an id.")
             return
         try:
-            params = await _work(received, partial(method.read, received.message.params))
+            params = await self._params(method, received)
         except Refusal as refused:
             log_dropped(name, refused)
         else:

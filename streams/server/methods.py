@@ -18,7 +18,9 @@ from streams.faults import is_failure, log_failure, text_of
 from streams.logs import log
 from streams.protocol import dialects, extension
 from streams.schemas.forms import model_reader
+from streams.schemas.inputs import GivenSchema, patterned_arguments
 from streams.schemas.signatures import innermost, is_async
+from streams.schemas.workers import Workers
 from streams.server.call import Call, Context
 
 NAME_LETTERS_MAX: Final = 200
@@ -77,13 +79,30 @@ class Method(msgspec.Struct, frozen=True):
     roles: tuple[str, ...]  # of its parameters: `context` or `params`
     is_typed: bool  # else its params have `_meta` as well
     decode: Callable[[bytes], Any]
+    patterned: GivenSchema | None  # of params with patterns, which msgspec matches by `re`
+
+    async def check(self, given: msgspec.Raw, workers: Workers, principal: str) -> None:
+        """Let a worker match params with patterns where that is costly; `read` does it otherwise.
+
+        Raises `Refusal` where they do not fit.
+        """
+        schema = self.patterned
+        if schema is None or not schema.is_costly(len(bytes(given))):
+            return
+        try:
+            await workers.check(schema.encoded, self._wrapped(given), "params", principal)
+        except (ValueError, RecursionError) as error:
+            raise self._refusal(text_of(error)) from None
 
     def read(self, given: msgspec.Raw) -> Any:
         """The params in the handler's type. Raises `Refusal` where they do not fit."""
         if "params" not in self.roles:
             return None
+        schema = self.patterned
         try:
-            return self.decode(_without_meta(bytes(given)) if self.is_typed else bytes(given))
+            if schema is not None and not schema.is_costly(len(bytes(given))):
+                schema.check(messages.decode(self._wrapped(given), Any), "params")
+            return self.decode(self._own(given))
         except (ValueError, RecursionError) as error:
             why = text_of(error)
         except BaseException as error:  # of the author's types
@@ -91,8 +110,18 @@ class Method(msgspec.Struct, frozen=True):
                 raise
             log_failure("the params of a method cannot be made", error, method=self.name)
             why = "they cannot be read"
+        raise self._refusal(why)
+
+    def _own(self, given: msgspec.Raw) -> bytes:
+        return _without_meta(bytes(given)) if self.is_typed else bytes(given)
+
+    def _wrapped(self, given: msgspec.Raw) -> bytes:
+        """The params as `patterned` has them."""
+        return b'{"params":' + self._own(given) + b"}"
+
+    def _refusal(self, why: str) -> Refusal:
         short = " ".join(why.split())[:500]
-        raise Refusal(INVALID_PARAMS, f"Bad params of {self.name}: {short}.")
+        return Refusal(INVALID_PARAMS, f"Bad params of {self.name}: {short}.")
 
     async def run(self, context: Context, params: Any) -> Any:
         """Run the handler."""
@@ -157,14 +186,17 @@ def _method(name: str, function: Function, what: str, context: type[Context]) ->
     if len(set(roles)) < len(roles):
         raise TypeError(f"{what}: expected a {context.__name__} and the params, each at most once")
     is_typed = isinstance(kind, type) and not issubclass(kind, dict)
-    return Method(name, function, tuple(roles), is_typed, _decoder(kind, what))
+    return Method(name, function, tuple(roles), is_typed, *_decoder(kind, what))
 
 
-def _decoder(kind: Any, what: str) -> Callable[[bytes], Any]:
+def _decoder(kind: Any, what: str) -> tuple[Callable[[bytes], Any], GivenSchema | None]:
+    """The function that reads the params, and the schema of those with patterns."""
     try:
         if (reader := model_reader(kind, "params")) is not None:
-            return reader.read
-        return msgspec.json.Decoder(kind).decode
+            return reader.read, None
+        decode = msgspec.json.Decoder(kind).decode
+        whole = inspect.Parameter("params", inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+        return decode, patterned_arguments([whole], None, "params")
     except (TypeError, ValueError, NameError, RuntimeError) as error:  # pydantic's is the last
         raise TypeError(f"{what}: params: {str(error).splitlines()[-1]}") from error
 

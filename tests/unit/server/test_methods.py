@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pydantic
@@ -110,6 +110,44 @@ async def test_params_that_do_not_fit_are_refused(server: Server, kind: Any) -> 
     error = await asked(server, "acme/search", words=1)
     assert error["code"] == -32602
     assert error["message"].startswith("Bad params of acme/search: ")
+
+
+class Code(msgspec.Struct, forbid_unknown_fields=True):
+    code: Annotated[str, msgspec.Meta(pattern="^(a+)+$")]  # takes `re` 2 ** length steps
+
+
+async def test_patterns_of_params_are_matched_in_linear_time(server: Server) -> None:
+    told = []
+
+    @server.method("acme/find")
+    async def find(params: Code) -> str:
+        return params.code[:2]
+
+    @server.notification("acme/found")
+    async def found(params: Code) -> None:
+        told.append(params.code)
+
+    async with open_house(server) as house:
+        talker = await house.dial(PLAIN)
+        assert await talker.request(1, "acme/find", code="aaa", _meta={}) == "aa"
+        for number, code in enumerate(["a" * 60 + "!", "a" * 100_000 + "!"], 2):
+            error = await talker.request(number, "acme/find", code=code)
+            assert error["message"].startswith("Bad params of acme/find: params.code: ")
+            await talker.tell("acme/found", code=code)
+        await talker.tell("acme/found", code="aa")
+        assert await talker.request(4, "acme/find", code="a" * 100_000) == "aa"
+    assert told == ["aa"]
+
+
+def test_a_pattern_of_params_that_needs_backtracking_is_refused(server: Server) -> None:
+    class Twice(msgspec.Struct):
+        code: Annotated[str, msgspec.Meta(pattern=r"^(a)\1$")]
+
+    with pytest.raises(TypeError, match=r"method acme/find: .* patterns are matched in linear"):
+
+        @server.method("acme/find")
+        async def find(params: Twice) -> None:
+            """Never added."""
 
 
 @pytest.mark.parametrize(
