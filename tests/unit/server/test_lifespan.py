@@ -219,6 +219,70 @@ async def test_its_failure_at_the_end_is_raised() -> None:
     assert [str(each["exc_info"][1]) for each in logs if "exc_info" in each] == ["no database"]
 
 
+@pytest.mark.parametrize("error", [ConnectionError("lost"), SystemExit("lost")])
+async def test_its_failure_while_the_server_runs_is_raised(
+    error: BaseException, autojump_clock: MockClock
+) -> None:
+    async def fail() -> None:
+        await trio.sleep(1)
+        raise error
+
+    @asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            yield
+
+    with pytest.raises(LifespanFailed, match=f"failed: {type(error).__name__}: .*lost") as raised:
+        async with opened(Server("tested", lifespan=lifespan)):
+            await trio.sleep_forever()
+    assert isinstance(raised.value.__cause__, BaseExceptionGroup)
+
+
+async def test_a_lifespan_that_cancels_the_server_has_failed(autojump_clock: MockClock) -> None:
+    @asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        with trio.move_on_after(1):
+            yield
+
+    with pytest.raises(LifespanFailed, match="has cancelled the server"):
+        async with opened(Server("tested", lifespan=lifespan)):
+            await trio.sleep_forever()
+
+
+async def test_its_failure_beside_a_cancellation_is_logged(autojump_clock: MockClock) -> None:
+    @asynccontextmanager
+    async def lifespan(server: Server) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            raise ConnectionError("no database")
+
+    with structlog.testing.capture_logs() as logs, trio.move_on_after(1) as scope:
+        async with opened(Server("tested", lifespan=lifespan)):
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert [str(each["exc_info"][1]) for each in logs if "exc_info" in each] == ["no database"]
+
+
+@pytest.mark.parametrize("error", [SystemExit("no DATABASE_URL"), KeyboardInterrupt("odd")])
+async def test_it_cannot_end_the_process(error: BaseException) -> None:
+    @asynccontextmanager
+    async def at_the_start(server: Server) -> AsyncIterator[None]:
+        raise error
+        yield
+
+    @asynccontextmanager
+    async def at_the_end(server: Server) -> AsyncIterator[None]:
+        yield
+        raise error
+
+    for lifespan in (at_the_start, at_the_end):
+        with pytest.raises(LifespanFailed, match=str(error)):
+            async with opened(Server("tested", lifespan=lifespan)):
+                pass
+
+
 def test_a_lifespan_is_a_context_manager_function() -> None:
     async def generator(server: Server) -> AsyncIterator[None]:
         yield
