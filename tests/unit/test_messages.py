@@ -252,3 +252,16 @@ def test_an_instance_of_a_subclass_is_encoded_as_what_it_holds(value: object, te
 def test_a_value_that_json_has_not_is_refused_with_its_class() -> None:
     with pytest.raises(TypeError, match="objects of type complex is unsupported"):
         messages.encode([1j])
+
+
+def test_raw_json_with_newlines_is_put_into_one_line() -> None:
+    pretty = msgspec.Raw(b'{\r\n  "a": [1,\n "b\\n"]\n}')
+    made = (
+        messages.notification("x", pretty),
+        messages.result(1, {"found": pretty}),
+        messages.request(1, "x", pretty),
+        messages.error(1, Refusal(-1, "x", pretty)),
+    )
+    for line in made:
+        assert (line.count(b"\n"), line[-1:]) == (1, b"\n")
+        assert b'{"a":[1,"b\\n"]}' in line
