@@ -53,7 +53,15 @@ class Signature(msgspec.Struct, frozen=True):
         _require_yield(function, core, what, pages)
         signature = _resolved(function, core, what)
         found = list(signature.parameters.values())
-        call_name = found.pop(0).name if found and _takes_call(found[0]) else None
+        call_name = None
+        if found and _takes_call(found[0]):
+            call = found.pop(0)
+            call_name = call.name
+            if is_async(core) and _is_only_for_plain(call.annotation):
+                raise TypeError(
+                    f"{what}: {call_name}: an async function is given a Call; "
+                    "a SyncCall is for plain functions"
+                )
         variadic = None
         parameters = []
         for parameter in found:
@@ -174,6 +182,14 @@ def _is_call(annotation: Any) -> bool:
     return isinstance(annotation, type) and any(
         base.__name__ in _CALL_NAMES and base.__module__.partition(".")[0] == "streams"
         for base in annotation.__mro__
+    )
+
+
+def _is_only_for_plain(annotation: Any) -> bool:
+    """Whether this is `SyncCall`. Nothing would await the methods of the `Call` in its place."""
+    inner = get_args(annotation) or (annotation,)
+    return any(getattr(each, "__name__", "") == "SyncCall" for each in inner) and not any(
+        getattr(each, "__name__", "") == "Call" for each in inner
     )
 
 

@@ -112,6 +112,11 @@ class TestTheFunction:
         assert tool.takes_call
         assert tool.bind(b'{"rows":1}') == {"rows": 1}
 
+    def test_a_tool_may_be_annotated_with_both_calls(self) -> None:
+        async def build(running: Call | SyncCall) -> None: ...
+
+        assert make_tool(build).takes_call
+
     def test_an_unannotated_first_parameter_named_call_is_the_call(self) -> None:
         def build(call, rows): ...
 
@@ -144,13 +149,21 @@ class TestTheFunction:
             ("def build(**rows): ...", r"\*\*rows: describe its arguments by input_schema"),
             ("def build(rows, running: Call): ...", "running: the call must be the first"),
             ("def build(*, running: Call): ...", "running: the call must be the first"),
+            (
+                "async def build(running: SyncCall): ...",
+                "running: an async function is given a Call",
+            ),
+            (
+                "async def build(running: SyncCall | None): ...",
+                "a SyncCall is for plain functions",
+            ),
             ("def build(): yield", "set pages=True for a function that yields pages"),
             ("async def build(): yield", "set pages=True for a function that yields pages"),
             ("def build(rows: 1 + ''): ...", "annotation"),
         ],
     )
     def test_a_function_that_cannot_be_a_tool_is_refused(self, source: str, sentence: str) -> None:
-        namespace: dict[str, Any] = {"Call": Call}
+        namespace: dict[str, Any] = {"Call": Call, "SyncCall": SyncCall}
         exec("from __future__ import annotations\n" + source, namespace)
         with pytest.raises(TypeError, match="tool build: .*" + sentence):
             make_tool(namespace["build"])
