@@ -417,6 +417,19 @@ def encode(value: Any) -> bytes:
     return _encode(value)
 
 
+def checked_params(params: Any) -> Any:
+    """The params of a message of an author's. Raises `TypeError` unless they are an object or None.
+
+    MCP allows no others, and a client may drop the message, or its connection.
+    """
+    if params is None or type(params) is dict:
+        return params
+    encoded = _encode(params)
+    if not encoded.lstrip().startswith(b"{"):
+        raise TypeError(f"params: expected an object in JSON, got {type(params).__name__}")
+    return msgspec.Raw(encoded)
+
+
 def request(id: RequestId, method: str, params: Any) -> bytes:
     """A request, as a line. Params that are `UNSET` are left out."""
     if params is msgspec.UNSET:

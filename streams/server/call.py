@@ -103,6 +103,8 @@ class Call(Context):
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message; `data` is any JSON. Below the client's level nothing is sent."""
         stream = self._stream
+        if level not in LEVELS:
+            raise ValueError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
         is_wanted = LEVELS.index(level) >= LEVELS.index(stream.level)
         # A restarted call sends the same messages as before; the level may have been lower then.
         if not (is_wanted or stream.is_rerunning):
@@ -113,8 +115,11 @@ class Call(Context):
         await stream.send(line, is_droppable=True)
 
     async def notify(self, method: str, params: Any = None) -> None:
-        """Send any notification."""
-        await self._stream.send(messages.notification(method, params))
+        """Send any notification. `params` are an object in JSON, or None.
+
+        Raises `TypeError` for other params.
+        """
+        await self._stream.send(messages.notification(method, messages.checked_params(params)))
 
     async def flush(self) -> None:
         """Wait until everything sent so far is durable, so that no crash can lose it."""
@@ -178,9 +183,11 @@ class Call(Context):
         types.
 
         The answer may come after a reconnect, and over another transport. There is no timeout but
-        your own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
+        your own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error,
+        `TypeError` for params that are no object in JSON.
         """
-        return messages.decode(await self._answer(method, {} if params is None else params), Any)
+        given = {} if params is None else messages.checked_params(params)
+        return messages.decode(await self._answer(method, given), Any)
 
     async def _ask(self, method: str, params: Any, capability: str) -> msgspec.Raw:
         if not await self._can_ask(method, capability):

@@ -75,11 +75,11 @@ class RunningServer:
         """Send a notification to every client that is connected.
 
         Over HTTP it goes to clients with a standing stream (a GET). No client gets it later: it is
-        not kept. Raises `TypeError` for params that are not JSON, `ValueError` for a notification
-        above `message_bytes_max`.
+        not kept. Raises `TypeError` for params that are no object in JSON, `ValueError` for a
+        notification above `message_bytes_max`.
         """
         await trio.lowlevel.checkpoint()
-        line = messages.notification(method, params)
+        line = messages.notification(method, messages.checked_params(params))
         limit = self.limits.message_bytes_max
         if len(line) > limit:
             raise ValueError(f"a notification of {len(line)} bytes, of which there may be {limit}")

@@ -95,7 +95,7 @@ async def test_what_cannot_be_sent_is_an_error() -> None:
         with pytest.raises(TypeError):
             await house.running.notify_all("acme/news", object())
         with pytest.raises(ValueError, match="of which there may be 1000"):
-            await house.running.notify_all("acme/news", "x" * 1_000)
+            await house.running.notify_all("acme/news", {"text": "x" * 1_000})
 
 
 async def test_a_client_that_does_not_read_costs_a_bounded_amount(

@@ -3,7 +3,9 @@
 import math
 import threading
 from functools import partial
+from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -57,6 +59,41 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own(server: Server) -> N
         "result",
     ]
     assert text_of(heard[-1]) == "3 False 1"
+
+
+@pytest.mark.parametrize("params", ["text", 3, [1], True, msgspec.Raw(b" []")])
+async def test_params_of_a_message_are_an_object(server: Server, params: Any) -> None:
+    @server.tool
+    async def build(call: Call) -> str:
+        with pytest.raises(TypeError, match="params: expected an object in JSON"):
+            await call.request("client/ask", params)
+        with pytest.raises(TypeError, match="params: expected an object in JSON"):
+            await call.notify("notifications/x", params)
+        with pytest.raises(TypeError, match="params: expected an object in JSON"):
+            await server.notify_all("notifications/x", params)
+        await call.notify("notifications/x", msgspec.Raw(b' {"a":1}'))
+        await call.notify("notifications/x", Text("b"))
+        await call.notify("notifications/x")
+        return "done"
+
+    heard = await run(server, "build")
+    assert text_of(heard[-1]) == "done"
+    sent = [each.get("params") for each in heard if each.get("method") == "notifications/x"]
+    assert sent == [{"a": 1}, {"type": "text", "text": "b"}, None]
+
+
+@pytest.mark.parametrize("level", ["warn", "INFO", 1, None])
+async def test_a_log_message_of_an_unknown_level_names_the_known_ones(
+    server: Server, level: Any
+) -> None:
+    @server.tool
+    async def build(call: Call) -> str:
+        await call.log(level, "x")
+        return "done"
+
+    told = text_of((await run(server, "build"))[-1])
+    assert told.startswith("level: expected one of debug, info, notice, warning, ")
+    assert told.endswith(f"got {level!r}")
 
 
 async def test_a_tool_needs_no_call(server: Server) -> None:
