@@ -267,17 +267,21 @@ class Call(Context):
 
 
 class SyncCall:
-    """A `Call` for a plain function, which runs in a thread: the methods block that thread."""
+    """A `Call` for a plain function, which runs in a thread: the methods block that thread.
+
+    Other threads of the function's may use it as well.
+    """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._confined = Confined()
+        self._trio = trio.lowlevel.current_trio_token()  # for threads that trio has not made
 
     def _wait_for(self, send: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         self._confined.check()  # in a forked child no event loop runs
         if self.is_over:
             raise Ended(f"a message: the stream is {self._call.outcome} already")
-        return trio.from_thread.run(send, *args)
+        return trio.from_thread.run(send, *args, trio_token=self._trio)
 
     @property
     def is_over(self) -> bool:

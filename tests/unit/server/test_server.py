@@ -2,6 +2,7 @@
 
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,22 @@ async def test_a_plain_function_runs_in_a_thread_of_its_own(server: Server) -> N
         "result",
     ]
     assert text_of(heard[-1]) == "3 False 1"
+
+
+async def test_a_plain_function_may_use_the_call_in_threads_of_its_own(server: Server) -> None:
+    @server.tool
+    def build(call: SyncCall) -> str:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(call.progress, [1]))
+            return pool.submit(call.elicit, "Sure?").result().action
+
+    async with open_house(server) as house:
+        talker = await house.dial({"elicitation": {}})
+        await talker.call(1, "build", token=7)
+        question = await talker.question()
+        await talker.say({"id": question["id"], "result": {"action": "decline"}})
+        assert text_of(await talker.answer(1)) == "decline"
+    assert "notifications/progress" in methods(talker.seen)
 
 
 @pytest.mark.parametrize("params", ["text", 3, [1], True, msgspec.Raw(b" []")])
