@@ -243,8 +243,11 @@ async def run_asyncio(function: Callable[_P, Any], *args: _P.args, **kwargs: _P.
         raise RuntimeError("trio runs without asyncio here: there is no loop to use") from None
 
     async def call() -> Any:
-        given = function(*args, **kwargs)
-        return await given if isinstance(given, Awaitable) else given
+        try:
+            given = function(*args, **kwargs)
+            return await given if isinstance(given, Awaitable) else given
+        except SystemExit as error:  # asyncio would raise it from the loop, and end all tasks
+            return _Exited(error)
 
     waiting = trio.lowlevel.current_task()
     task: asyncio.Task[Any] | None = None
@@ -268,10 +271,19 @@ async def run_asyncio(function: Callable[_P, Any], *args: _P.args, **kwargs: _P.
     await trio.lowlevel.wait_task_rescheduled(abort)
     assert task is not None
     if not task.cancelled():
-        return task.result()
+        if isinstance(found := task.result(), _Exited):
+            raise found.error
+        return found
     for raise_cancel in cancelled:
         raise_cancel()
     raise RuntimeError("the asyncio task was cancelled by other code than its caller")
+
+
+class _Exited:
+    """Takes the place of a value where an asyncio function has raised `SystemExit`."""
+
+    def __init__(self, error: SystemExit) -> None:
+        self.error = error
 
 
 class Held(Generic[_T]):

@@ -146,6 +146,24 @@ def test_asyncio_functions_and_plain_ones_return_and_raise_into_trio() -> None:
     run(main())
 
 
+def test_an_asyncio_function_that_exits_ends_neither_the_loop_nor_the_guest() -> None:
+    async def leave() -> None:
+        await asyncio.sleep(0)
+        sys.exit(3)
+
+    async def ask() -> str:
+        for function in (leave, sys.exit):
+            with pytest.raises(SystemExit):
+                await run_asyncio(function)
+        return "still here"
+
+    async def main() -> None:
+        async with guest() as trios:
+            assert await trios.run(ask) == "still here"
+
+    run(main())
+
+
 async def test_without_asyncio_there_is_no_loop_to_use() -> None:
     with pytest.raises(RuntimeError, match="without asyncio"):
         await run_asyncio(print)
