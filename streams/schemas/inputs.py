@@ -147,13 +147,17 @@ def is_required(parameter: Parameter) -> bool:
     return default is Parameter.empty or (is_field(default) and bool(default.is_required()))
 
 
-def components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+def plain_components(annotations: Sequence[Any]) -> tuple[list[Schema], Schema]:
     """msgspec's schemas of annotations, and the definitions to which they refer."""
-    found, definitions = msgspec.json.schema_components(
-        annotations, ref_template=REFERENCE + "{name}"
-    )
+    made = msgspec.json.schema_components(annotations, ref_template=REFERENCE + "{name}")
     # Through JSON, since msgspec lists a default as it is, which may be a set or a tuple.
-    schemas, known = msgspec.json.decode(msgspec.json.encode((found, definitions)))
+    schemas, known = msgspec.json.decode(msgspec.json.encode(made))
+    return schemas, known
+
+
+def components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+    """`plain_components` with the format of each time, which helps a model to write it."""
+    schemas, known = plain_components(annotations)
     for node, described in zip(schemas, types.multi_type_info(annotations), strict=True):
         _add_formats(node, described, dict(known))
     return tuple(schemas), known

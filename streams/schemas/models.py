@@ -292,11 +292,27 @@ def _json_schema(adapted: Any, mode: Any) -> Schema:
             if kind != "non-serializable-default":  # such a default is not listed
                 raise TypeError(detail)
 
+        def datetime_schema(self, schema: Any) -> Schema:
+            return _fitting(super().datetime_schema(schema), schema, mode)
+
+        def time_schema(self, schema: Any) -> Schema:
+            return _fitting(super().time_schema(schema), schema, mode)
+
+        def timedelta_schema(self, schema: Any) -> Schema:
+            return _fitting(super().timedelta_schema(schema), schema, mode)
+
     make = getattr(adapted, "model_json_schema", None) or adapted.json_schema
     # Through JSON, since a default may be a set or a tuple.
     made: Schema = msgspec.json.decode(
         msgspec.json.encode(make(mode=mode, schema_generator=Strict))
     )
+    return made
+
+
+def _fitting(made: Schema, core: Any, mode: Any) -> Schema:
+    """The schema of a time, in results without a format that not all values fit: see `outputs`."""
+    if mode == "serialization" and core.get("tz_constraint") != "aware":
+        made.pop("format", None)
     return made
 
 

@@ -3,6 +3,10 @@
 An object in JSON (a model, a dataclass, a `dict[str, …]`) is promised as it is. Any other value is
 the `result` of an object. Like the official SDK, a tool promises nothing for content blocks, `Any`,
 a bare `dict` or `list`, and without an annotation.
+
+Times have a format only where all of their values fit it. By RFC 3339 a `date-time` and a `time`
+have a zone, and a `duration` has no fraction and no sign. The official client in TypeScript checks
+formats, and refuses the whole result for a `datetime.now()`.
 """
 
 import enum
@@ -27,7 +31,14 @@ from msgspec import inspect as types
 
 from streams.schemas.annotations import uses_pydantic
 from streams.schemas.content import is_block_type, is_result_type
-from streams.schemas.inputs import ADVICE, GivenSchema, components, decoded, patterned, unreadable
+from streams.schemas.inputs import (
+    ADVICE,
+    GivenSchema,
+    decoded,
+    patterned,
+    plain_components,
+    unreadable,
+)
 from streams.schemas.models import REFERENCE, ModelResult
 from streams.schemas.validator import Schema
 
@@ -81,7 +92,7 @@ _UNSTRUCTURED: Final = (
 
 
 def _output_by_msgspec(annotation: Any, bare: Any, what: str) -> Output | None:
-    (found,), definitions = components([annotation])
+    (found,), definitions = _without_durations(plain_components([annotation]))
     described = types.type_info(annotation)
     while isinstance(described, types.Metadata):
         described = described.type
@@ -98,6 +109,18 @@ def _output_by_msgspec(annotation: Any, bare: Any, what: str) -> Output | None:
     shape = msgspec.defstruct("Result", [("result", annotation)])
     check = annotation_check(shape, checked)
     return Output(schema, check, checked, is_wrapped=True, is_text=annotation is str)
+
+
+def _without_durations(node: Any) -> Any:
+    if isinstance(node, list | tuple):
+        return list(map(_without_durations, node))
+    if not isinstance(node, dict):
+        return node
+    return {
+        name: _without_durations(inner)
+        for name, inner in node.items()
+        if not (name == "format" and inner == "duration")
+    }
 
 
 def _is_wrapped_class(kind: type) -> bool:

@@ -170,6 +170,7 @@ ID: Final = "00000000-0000-0000-0000-000000000001"
 MOMENT: Final = "2026-11-23T12:00:00Z"
 
 STRICT: Final = "a string is no number, as the schema says"
+TIME = "without a format, which a time without a zone would not fit"
 DECIMAL: Final = "a string, as it is sent"
 ENUM: Final = "the SDK has none for an enum alone"
 ONE_TEXT: Final = "one text block; the SDK has one for each item"
@@ -223,6 +224,7 @@ CASES: Final[Sequence[Case]] = (
         {"x": MOMENT},
         {"x": "soon"},
         "[x]",
+        {"output": TIME},
     ),
     Case("x: datetime.date", "datetime.date", {"x": "2026-11-23"}, {"x": "soon"}),
     Case("x: uuid.UUID", "list[uuid.UUID]", {"x": ID}, {"x": "1"}, "[x]"),
@@ -236,7 +238,14 @@ CASES: Final[Sequence[Case]] = (
     ),
     Case("x: Path", "Path", {"x": "/a"}, {"x": 3}),
     Case("x: datetime.datetime | None = None", "Order | None", {}, {"x": "soon"}),
-    Case("x: Event", "list[Event] | None", {"x": {"at": MOMENT}}, {"x": {"at": "soon"}}, "[x]"),
+    Case(
+        "x: Event",
+        "list[Event] | None",
+        {"x": {"at": MOMENT}},
+        {"x": {"at": "soon"}},
+        "[x]",
+        {"output": TIME},
+    ),
     # Parameters
     Case("x: int, y: int = 2, *, z: int = 3", "list[int]", {"x": 1, "z": 4}, {"y": 1}, "[x, y, z]"),
     Case(

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar
 import jsonschema
 import mcp_types
 import msgspec
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,8 +40,23 @@ from tests.rigs.toolkit import (
     a_tool,
     patient,
     returning,
+    taking,
     text_of,
 )
+
+
+class Times(msgspec.Struct):
+    at: datetime.datetime
+    daily: datetime.time
+    takes: datetime.timedelta
+    aware: Annotated[datetime.datetime, Meta(tz=True)]
+
+
+class TimesModel(pydantic.BaseModel):
+    at: datetime.datetime
+    daily: datetime.time
+    takes: datetime.timedelta
+    aware: pydantic.AwareDatetime
 
 
 class TestResults:
@@ -288,6 +304,16 @@ class TestOutputSchemas:
         assert text_of(result) == text
         assert result["structuredContent"] == {"result": msgspec.to_builtins(value)}
         jsonschema.validate(result["structuredContent"], returning(annotation).output_schema)
+
+    @pytest.mark.parametrize("kind", [Times, TimesModel])
+    def test_a_time_has_no_format_that_its_values_may_not_fit(self, kind: Any) -> None:
+        """RFC 3339 has no time without a zone, and no duration with a fraction or a sign."""
+        schema = returning(kind).output_schema
+        assert schema is not None
+        formats = {name: each.get("format") for name, each in schema["properties"].items()}
+        assert formats == {"at": None, "daily": None, "takes": None, "aware": "date-time"}
+        (given,) = taking(kind).input_schema["$defs"].values()
+        assert given["properties"]["at"]["format"] == "date-time"
 
     def test_blocks_in_any_list_stay_blocks(self) -> None:
         image = {"type": "image", "data": "YQ==", "mimeType": "image/png"}
