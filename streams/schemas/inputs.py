@@ -151,8 +151,25 @@ def plain_components(annotations: Sequence[Any]) -> tuple[list[Schema], Schema]:
     """msgspec's schemas of annotations, and the definitions to which they refer."""
     made = msgspec.json.schema_components(annotations, ref_template=REFERENCE + "{name}")
     # Through JSON, since msgspec lists a default as it is, which may be a set or a tuple.
-    schemas, known = msgspec.json.decode(msgspec.json.encode(made))
+    schemas, known = _with_open_tuples(msgspec.json.decode(msgspec.json.encode(made)))
     return schemas, known
+
+
+def _with_open_tuples(node: Any) -> Any:
+    """The schema without the `items: false` of tuples, whose length `maxItems` bounds already.
+
+    The official client in TypeScript reads schemas as draft 7. That has no `prefixItems`, and no
+    item of a tuple would fit.
+    """
+    if isinstance(node, list):
+        return list(map(_with_open_tuples, node))
+    if not isinstance(node, dict):
+        return node
+    made = {name: _with_open_tuples(inner) for name, inner in node.items()}
+    is_bounded = isinstance(made.get("prefixItems"), list) and "maxItems" in made
+    if is_bounded and made.get("items") is False:
+        del made["items"]
+    return made
 
 
 def components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:

@@ -315,6 +315,21 @@ class TestOutputSchemas:
         (given,) = taking(kind).input_schema["$defs"].values()
         assert given["properties"]["at"]["format"] == "date-time"
 
+    @pytest.mark.parametrize("annotation", [tuple[int, str], dict[str, list[tuple[int, str]]]])
+    def test_a_tuple_fits_its_schema_as_draft_7_too(self, annotation: Any) -> None:
+        """The official client in TypeScript reads all schemas as draft 7."""
+        pair: Any = (1, "a")
+        longer: Any = (1, "a", 2)
+        if annotation != tuple[int, str]:
+            pair, longer = {"x": [pair]}, {"x": [longer]}
+        tool = returning(annotation)
+        assert tool.output_schema is not None
+        result = to_result(pair, tool)["structuredContent"]
+        jsonschema.Draft7Validator(tool.output_schema).validate(result)
+        whole = longer if "x" in result else {"result": longer}
+        too_long = msgspec.json.decode(msgspec.json.encode(whole))
+        assert not jsonschema.Draft202012Validator(tool.output_schema).is_valid(too_long)
+
     def test_blocks_in_any_list_stay_blocks(self) -> None:
         image = {"type": "image", "data": "YQ==", "mimeType": "image/png"}
         assert to_result(["see", Image(b"a", "image/png")], returning(list[Any])) == {
