@@ -128,7 +128,9 @@ def _is_wrapped_class(kind: type) -> bool:
 
     The SDK has one for the first of these alone. An enum is as good as a `Literal`.
     """
-    return kind in {str, int, float, bool, bytes, type(None)} or issubclass(kind, enum.Enum)
+    return kind in {str, int, float, bool, bytes, bytearray, type(None)} or issubclass(
+        kind, enum.Enum
+    )
 
 
 def _output_by_model(annotation: Any, bare: Any, why: str | None, what: str) -> Output | None:

@@ -295,6 +295,7 @@ class TestOutputSchemas:
             (Report | None, Report(1), '{"rows":1,"average":0.0}'),
             (set[int], {1}, "[1]"),
             (bytes, b"a", '"YQ=="'),
+            (bytearray, bytearray(b"a"), '"YQ=="'),
         ],
     )
     def test_a_wrapped_result_has_its_own_text(
