@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from streams import messages
 from streams.schemas.content import Icon
 
 # Cursors behind entries that were removed stay valid, so that a client in the middle of a list
@@ -26,6 +27,14 @@ class Entry(Protocol):
 _E = TypeVar("_E", bound=Entry)
 
 
+def require_json(shown: dict[str, Any], what: str) -> None:
+    """Raise `ValueError` for an entry that is not JSON: no client could read the list with it."""
+    try:
+        messages.encode(shown)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what}: its entry in the list is not JSON: {error}") from error
+
+
 class Listing(Generic[_E]):
     """Entries in the order in which they were added."""
 
@@ -41,9 +50,10 @@ class Listing(Generic[_E]):
         return iter(list(self._entries.values()))
 
     def add(self, entry: _E) -> None:
-        """Add an entry. Raises `ValueError` where another one has its key."""
+        """Add an entry. Raises `ValueError` where another one has its key, or it is not JSON."""
         if entry.key in self._entries:
             raise ValueError(f"there is a {self._what} {entry.key} already; remove it first")
+        require_json(entry.shown(), f"{self._what} {entry.key}")
         self._removed.pop(entry.key, None)
         self._last += 1
         self._entries[entry.key] = entry

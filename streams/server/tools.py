@@ -61,6 +61,7 @@ from streams.schemas.models import as_plain, is_model
 from streams.schemas.outputs import Output, annotated_output, given_check
 from streams.schemas.signatures import Signature, innermost, is_async, never_waits
 from streams.schemas.validator import Schema
+from streams.server.listing import require_json
 
 # Values that become content blocks. A union made in each check takes longer than all of the rest.
 _SHOWN: Final = (str, *get_args(Block))
@@ -600,7 +601,8 @@ class Tools:
         return len(self._tools)
 
     def add(self, tool: Tool) -> None:
-        """Add a tool. Raises `ValueError` where another tool has its name."""
+        """Add a tool. Raises `ValueError` where another has its name, or its entry is not JSON."""
+        require_json(listing(tool), f"tool {tool.name}")
         with self._changing:
             if tool.name in self._tools:
                 raise ValueError(f"there is a tool {tool.name} already; give this one another name")

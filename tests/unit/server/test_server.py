@@ -113,6 +113,20 @@ async def test_a_log_message_of_an_unknown_level_names_the_known_ones(
     assert told.endswith(f"got {level!r}")
 
 
+def test_an_entry_that_no_client_could_read_is_refused(server: Server) -> None:
+    def build() -> str:
+        """Never added."""
+
+    bad: Any = {"since": object()}
+    with pytest.raises(ValueError, match="tool build: its entry in the list is not JSON"):
+        server.tool(annotations={"title": "\ud800"})(build)
+    with pytest.raises(ValueError, match="resource x://a: its entry in the list is not JSON"):
+        server.resource("x://a", meta=bad)(build)
+    with pytest.raises(ValueError, match="prompt build: its entry in the list is not JSON"):
+        server.prompt(meta=bad)(build)
+    assert len(server.tools) == 0
+
+
 async def test_a_tool_needs_no_call(server: Server) -> None:
     @server.tool
     async def add(a: int, b: int) -> int:
