@@ -38,5 +38,5 @@ async def show_off(call: Call) -> list[Text | EmbeddedResource | Image]:
     await call.log("info", "[/red] :100: \x1b[2J")
     await call.progress(1, total=2, message="[/blue]")
     await call.progress(2, total=2, message="\x1b[2Jdone")
-    await call.notify("notifications/odd", ["no", "object"])
+    await call.notify("notifications/odd", {"odd": ["no", "object"]})
     return [Text(text="[bold] :100:"), Image(data=b"hello", mime_type="image/png")]

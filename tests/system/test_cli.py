@@ -74,7 +74,7 @@ def test_with_json_every_line_parses(server: ServerProcess) -> None:
     assert json.loads(done.stdout)["content"][0] == {"type": "text", "text": "[bold] :100:"}
     shown = [json.loads(line) for line in done.shown]
     assert shown[0]["params"]["data"] == "[/red] :100: \x1b[2J"
-    assert shown[-1] == {"method": "notifications/odd", "params": ["no", "object"]}
+    assert shown[-1] == {"method": "notifications/odd", "params": {"odd": ["no", "object"]}}
 
 
 def test_a_server_cannot_steer_the_terminal_or_break_the_bar(server: ServerProcess) -> None:
