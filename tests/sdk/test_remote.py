@@ -192,6 +192,7 @@ async def test_after_its_restart_the_server_gets_a_new_session(options: tuple[st
             with pytest.raises(CallFailed) as raised:
                 await call.result()
         assert raised.value.data["reason"] == "interrupted"
+        assert len(await host.tools()) == 3  # a call beside the end of the session may be lost
         assert (await host.call_tool("count", {"rows": 1, "pause_s": 0})).content
         await server.restart()  # while nothing runs
         assert len(await host.tools()) == 3
