@@ -92,7 +92,7 @@ _UNSTRUCTURED: Final = (
 
 
 def _output_by_msgspec(annotation: Any, bare: Any, what: str) -> Output | None:
-    (found,), definitions = _without_durations(plain_components([annotation]))
+    (found,), definitions = _without(_is_duration, plain_components([annotation]))
     described = types.type_info(annotation)
     while isinstance(described, types.Metadata):
         described = described.type
@@ -111,16 +111,25 @@ def _output_by_msgspec(annotation: Any, bare: Any, what: str) -> Output | None:
     return Output(schema, check, checked, is_wrapped=True, is_text=annotation is str)
 
 
-def _without_durations(node: Any) -> Any:
+def _without(is_unwanted: Callable[[str, Any], bool], node: Any) -> Any:
+    """A schema, or several, without some members of its objects."""
     if isinstance(node, list | tuple):
-        return list(map(_without_durations, node))
+        return [_without(is_unwanted, inner) for inner in node]
     if not isinstance(node, dict):
         return node
     return {
-        name: _without_durations(inner)
+        name: _without(is_unwanted, inner)
         for name, inner in node.items()
-        if not (name == "format" and inner == "duration")
+        if not is_unwanted(name, inner)
     }
+
+
+def _is_duration(name: str, value: Any) -> bool:
+    return name == "format" and value == "duration"
+
+
+def _is_pattern(name: str, value: Any) -> bool:
+    return name == "pattern" and isinstance(value, str)
 
 
 def _is_wrapped_class(kind: type) -> bool:
@@ -198,25 +207,13 @@ def _model_check(schema: Schema, what: str) -> OutputCheck:
 
     Not its patterns: pydantic has checked them, and lists some that need backtracking.
     """
-    checked = GivenSchema(_without_patterns(schema), what)
+    checked = GivenSchema(_without(_is_pattern, schema), what)
 
     def check(encoded: bytes, value: Any) -> None:
         if not checked.is_costly(len(encoded)):
             checked.check(value, "result")
 
     return check
-
-
-def _without_patterns(node: Any) -> Any:
-    if isinstance(node, list):
-        return list(map(_without_patterns, node))
-    if not isinstance(node, dict):
-        return node
-    return {
-        name: _without_patterns(inner)
-        for name, inner in node.items()
-        if not (name == "pattern" and isinstance(inner, str))
-    }
 
 
 def _with_root_inlined(found: Schema, definitions: Schema) -> Schema | None:
